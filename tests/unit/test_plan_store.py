@@ -16,7 +16,7 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.controller.plan_store import OLD_REVISIONS
 from vllm_operator.kube.client import DEPLOYMENT, REVISION, VLLM_DEPLOYMENT, Forbidden, Unavailable
 from vllm_operator.planning.pinning import planned_fields
-from vllm_operator.rendering.revision import RevisionError, plan_name, read_revision, render_revision, revision_name
+from vllm_operator.rendering.revision import RevisionError, applied_revision, read_revision, render_revision, revision_name
 
 Manifest = dict[str, Any]
 RESOURCE = o.resource()
@@ -53,7 +53,7 @@ def in_force(bench: Bench) -> str:
 def applied(bench: Bench) -> str:
     """The name of the plan that the Deployment of the replicas was rendered from."""
     [deployment] = [item for item in bench.cluster.all(DEPLOYMENT) if item["metadata"]["name"] == "llama"]
-    return plan_name(deployment)
+    return applied_revision(deployment)
 
 
 def writes(bench: Bench) -> list[tuple[str, str]]:

@@ -43,7 +43,7 @@ def run_job(bench: Bench, job: dict[str, Any], *, node: str = "node-1", **state:
     }
     bench.cluster.put(pod)
     is_over = state.get("state", {}).get("terminated", {}).get("exitCode") == 0
-    container = {"name": labels.FETCH_CONTAINER, "restartCount": 0, "state": {}, "lastState": {}, **state}
+    container = {"name": labels.FETCH_WEIGHTS_CONTAINER, "restartCount": 0, "state": {}, "lastState": {}, **state}
     status = {"phase": "Succeeded" if is_over else "Running", "containerStatuses": [container]}
     bench.cluster.edit(POD, "default", name, {"status": status})
     return name
@@ -458,9 +458,9 @@ async def test_the_log_of_the_job_is_followed_although_its_pod_is_ready_as_soon_
     world.cluster.script_log("default", "p", [line(1, "progress 1/4"), FOREVER])
     pod = engine_pod(state=RUNNING, ready=True)
     pod["metadata"]["labels"] = {labels.COMPONENT_LABEL: Role.FETCHING.value}
-    pod["status"]["containerStatuses"][0]["name"] = labels.FETCH_CONTAINER
+    pod["status"]["containerStatuses"][0]["name"] = labels.FETCH_WEIGHTS_CONTAINER
     world.show(pod)
     await world.until(lambda: world.state() is not None)
     [request] = world.cluster.log_requests
-    assert (request.container, request.follow) == (labels.FETCH_CONTAINER, True)
+    assert (request.container, request.follow) == (labels.FETCH_WEIGHTS_CONTAINER, True)
     await world.followers.close()

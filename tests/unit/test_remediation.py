@@ -23,7 +23,16 @@ from vllm_operator.pods.view import Phase
 from vllm_operator.status.crashes import Finding
 from vllm_operator.status.observation import PodFacts
 from vllm_operator.status.reaction import decide_about_crash
-from vllm_operator.status.remedies import Engine, carried_out, current, exact_changes, patch_command, patch_operations, remedied, settled
+from vllm_operator.status.remedies import (
+    Engine,
+    carried_out,
+    current,
+    exact_changes,
+    patch_command,
+    patch_operations,
+    remedied,
+    without_suggestion,
+)
 
 SIGNATURES = {signature.id: signature for signature in load_startup().signatures}
 A_MINUTE_AGO = o.at(-60)
@@ -71,7 +80,7 @@ class Case:
             run=self.restarts,
             time=None,
             in_force=True,
-            settles_at=None,
+            reportable_at=None,
             status=CrashStatus(signature=self.signature, pod=self.pod, restarts=self.restarts or None),
             captures=tuple(self.captures.items()),
             during_start=self.during_start,
@@ -241,15 +250,15 @@ def test_a_change_of_the_spec_forgets_everything() -> None:
     first = decide(case(), **auto())
     moved = resource(first, generation=4, **auto())
     assert carried_out(moved, o.plan()) == (moved, o.plan())
-    assert settled(moved) is None
+    assert without_suggestion(moved) is None
 
 
 def test_once_it_serves_only_what_is_in_force_remains() -> None:
     first = decide(case(), **auto())
-    kept = settled(resource(first, **auto()))
+    kept = without_suggestion(resource(first, **auto()))
     assert kept is not None
     assert (kept.state, kept.applied, kept.command, kept.pod) == ("Applied", first.applied, None, None)
-    assert settled(resource(decide(case()))) is None
+    assert without_suggestion(resource(decide(case()))) is None
 
 
 # carry out

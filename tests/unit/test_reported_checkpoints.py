@@ -1,4 +1,4 @@
-"""Manifests and config.json files about which a plan once said something else than vLLM does: `tests/corpus/plans`.
+"""Manifests and config.json files about which a plan once said something other than vLLM does: `tests/corpus/plans`.
 
 Each was compared with the configuration and the model class that vLLM makes from the same files on such a GPU.
 """

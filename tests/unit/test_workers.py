@@ -49,7 +49,7 @@ async def test_between_two_reconciliations_everything_else_has_its_turn() -> Non
 
 
 class Cancelled(Unchanged):
-    """A reconciler whose first reconciliation is cancelled by something else than the end of the operator."""
+    """A reconciler whose first reconciliation is cancelled by something other than the end of the operator."""
 
     async def reconcile(self, key: Key) -> Result:
         self.keys.append(key)

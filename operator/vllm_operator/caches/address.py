@@ -13,7 +13,7 @@ from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.reading import Manifest
 from vllm_operator.catalog.paths import CACHE_ROOT, WEIGHTS_ROOT
 
-FETCH_CONTAINER = "fetch-caches"
+FETCH_CACHES_CONTAINER = "fetch-caches"
 FETCH_VARIABLE = "CACHE_ARTIFACT"
 """The variable of this container with its settings."""
 _DECIDE_THE_TAG = ("repository", "readable", "image", "parts", "settings")
@@ -57,7 +57,7 @@ def reported_cache_claim(resource: Any) -> str:
 
 def read_portability_settings(pod_spec: Any) -> dict[str, Any] | None:
     """Return the settings of the artifact key in a Pod; None if the Pod fetches no artifact. Accepts any shape."""
-    container = reading.named(pod_spec, FETCH_CONTAINER, "initContainers", key="name")
+    container = reading.named(pod_spec, FETCH_CACHES_CONTAINER, "initContainers", key="name")
     if not container:
         return None
     try:

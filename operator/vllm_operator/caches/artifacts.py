@@ -28,7 +28,7 @@ from vllm_operator.api.reading import controller_of
 from vllm_operator.api.resource import Role, VLLMDeployment, job_prefix
 from vllm_operator.api.spec import Distribution
 from vllm_operator.caches.activity import ArtifactResult, Publication
-from vllm_operator.caches.address import FETCH_CONTAINER, CacheAddress, read_portability_settings
+from vllm_operator.caches.address import FETCH_CACHES_CONTAINER, CacheAddress, read_portability_settings
 from vllm_operator.caches.claims import is_terminating
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.directories import is_primed, is_quarantined
@@ -168,7 +168,7 @@ def is_secret(name: str) -> bool:
 
 def read_fetch(pod: Any) -> ArtifactResult | None:
     """Return the last report of a Pod's init container that fetches caches; None if it has not ended."""
-    container = reading.named(pod, FETCH_CONTAINER, "status", "initContainerStatuses", key="name")
+    container = reading.named(pod, FETCH_CACHES_CONTAINER, "status", "initContainerStatuses", key="name")
     return read_result(container)
 
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_operator.api import reading
-from vllm_operator.api.labels import CONTAINER, FETCH_CONTAINER, FETCHED_ANNOTATION_PREFIX
+from vllm_operator.api.labels import CONTAINER, FETCH_WEIGHTS_CONTAINER, FETCHED_ANNOTATION_PREFIX
 from vllm_operator.api.plan import Plan, PlannedArgument, PlannedVariable
 from vllm_operator.api.reading import controller_of
 from vllm_operator.api.resource import Role, VLLMDeployment, job_prefix
@@ -161,7 +161,7 @@ def _pod_spec(context: CacheContext) -> dict[str, Any]:
     hub = [variable for variable in hub_variables(engine) if variable["name"] != OFFLINE_VARIABLE]
     container = jobs.render_program(
         engine,
-        FETCH_CONTAINER,
+        FETCH_WEIGHTS_CONTAINER,
         "fetch-weights",
         env=[{"name": VARIABLE, "value": json.dumps(settings, sort_keys=True)}, *hub, *proxies_of(engine)],
         mounts=[*mounts, {"name": "fetch-temporary", "mountPath": "/tmp"}],
@@ -247,7 +247,7 @@ def _superseded(context: CacheContext, job: str | None) -> tuple[Removal, ...]:
 
 
 def _read(pod: PodView, claim: str) -> Fetching:
-    container = reading.named(pod.manifest, FETCH_CONTAINER, "status", "containerStatuses", key="name")
+    container = reading.named(pod.manifest, FETCH_WEIGHTS_CONTAINER, "status", "containerStatuses", key="name")
     report = jobs.read_report(container)
     if report is None:
         state: FetchingState = "Running" if reading.mapping(container, "state", "running") else "Waiting"

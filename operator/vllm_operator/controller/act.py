@@ -38,7 +38,7 @@ from vllm_operator.kube import client as kube
 from vllm_operator.kube.client import ClusterClient, ClusterError, Conflict, Forbidden, Invalid, Manifest, NotFound, Unavailable
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.pinning import rollbacks_to_try
-from vllm_operator.rendering.revision import plan_name, with_plan_name
+from vllm_operator.rendering.revision import applied_revision, with_applied_revision
 from vllm_operator.status.observation import NO_EXPOSURE, Exposure, ObjectProblem
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class Actor:
             result.scaling = await self.optional.scale(resource, snapshot.manifest)
             if revision is not None:
                 summary = resource.status.plan
-                in_use = {revision, plan_name(snapshot.deployment), summary.revision if summary is not None else ""}
+                in_use = {revision, applied_revision(snapshot.deployment), summary.revision if summary is not None else ""}
                 in_use |= {name for names in rollbacks_to_try(resource) for name in names}
                 await self.plans.prune(snapshot.revisions, in_use)
         except ClusterError as error:
@@ -247,7 +247,7 @@ class Actor:
         desired = list(actions.manifests)
         replicas = find_child(desired, kube.DEPLOYMENT, snapshot.resource.metadata.name)
         if replicas is not None and result.revision is not None:
-            desired[desired.index(replicas)] = with_plan_name(replicas, result.revision)
+            desired[desired.index(replicas)] = with_applied_revision(replicas, result.revision)
         applied = await self.applier.apply(snapshot.manifest, desired, live)
         for child in kept:
             now = child

@@ -22,7 +22,7 @@ from vllm_operator.kube import client as kube
 from vllm_operator.kube import managed_fields
 from vllm_operator.kube.client import ClusterClient, ClusterError, Conflict, Forbidden, Invalid, Manifest, NotFound, kind_of
 from vllm_operator.kube.recent import Recent
-from vllm_operator.rendering.revision import plan_name
+from vllm_operator.rendering.revision import applied_revision
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ class Applier:
 
     async def _bring_up_to_date(self, desired: Manifest, child: Manifest | None, result: Applied) -> Manifest:
         digested = managed_fields.with_digest(desired)
-        has_new_plan = plan_name(desired) not in ("", plan_name(child))
+        has_new_plan = applied_revision(desired) not in ("", applied_revision(child))
         if child is None:
             # Without force: an object of this name without the operator's labels belongs to another owner.
             # An apply of a PVC with a version that no object has fails if the PVC exists.

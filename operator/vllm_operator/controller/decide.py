@@ -35,7 +35,7 @@ from vllm_operator.planning.planner import plan
 from vllm_operator.planning.pod_template import tolerations_of
 from vllm_operator.pods.view import Phase
 from vllm_operator.rendering.manifests import render
-from vllm_operator.rendering.revision import plan_name, revision_name
+from vllm_operator.rendering.revision import applied_revision, revision_name
 from vllm_operator.status.remedies import carried_out
 
 
@@ -189,7 +189,9 @@ def _with_room(snapshot: Snapshot, context: CacheContext, catalog: Catalog) -> C
     """Add whether a rollout is due, the devices for its Pods, and what it waits for."""
     planned, live = context.plan, snapshot.deployment
     is_rollout = (
-        live is not None and differs_in_template(context.desired, live) and plan_name(live) != revision_name(context.resource, planned)
+        live is not None
+        and differs_in_template(context.desired, live)
+        and applied_revision(live) != revision_name(context.resource, planned)
     )
     if snapshot.devices is None:
         return replace(context, is_rollout=is_rollout)

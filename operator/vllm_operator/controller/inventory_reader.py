@@ -62,7 +62,7 @@ class SharedRead(Generic[Content]):
         self._clock = clock
         self._reading = asyncio.Lock()
         self._reads = 0  # number of completed reads, also of failed ones
-        self._kept, self._read_at, self._took = 0, -math.inf, 0.0  # number, begin and duration of the last successful read
+        self._kept, self._read_at, self._took = 0, -math.inf, 0.0  # number, start time and duration of the last successful read
         self._content: Content | None = None
         self._error: Exception | None = None
 

@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from vllm_operator.api.labels import CONTAINER, FETCH_CONTAINER
+from vllm_operator.api.labels import CONTAINER, FETCH_WEIGHTS_CONTAINER
 from vllm_operator.caches.prefetching import is_fetching
 from vllm_operator.controller.log_follower import Follower, Run, ended_run, runs_to_follow
 from vllm_operator.controller.log_share import LogShare, Slots
@@ -59,7 +59,7 @@ class Followers:
             followers.pop(run_key).stop()
         for uid, pod in by_uid.items():
             fetches = is_fetching(pod)
-            runs = runs_to_follow(pod, FETCH_CONTAINER if fetches else CONTAINER)
+            runs = runs_to_follow(pod, FETCH_WEIGHTS_CONTAINER if fetches else CONTAINER)
             self._read_missed(key, uid, pod)
             serves = is_ready(pod) and not fetches
             if not serves or pod["metadata"]["name"] in starting:

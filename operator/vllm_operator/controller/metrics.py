@@ -162,7 +162,7 @@ _FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "desired_replicas": ("Number of replicas that a VLLMDeployment should have.", ()),
     "ready_replicas": ("Number of ready Pods of a VLLMDeployment.", ()),
     "startup_stage": (f"Stage of the start in progress, from 0: {', '.join(Stage)}. Absent if there is none.", ()),
-    "start_timestamp_seconds": ("Begin of the start in progress in Unix time. Absent if there is none.", ()),
+    "start_timestamp_seconds": ("Beginning of the start in progress in Unix time. Absent if there is none.", ()),
     "start_late_after_seconds": (
         "Seconds after which the start in progress is late: twice the last start with the same caches, at most its deadline.",
         (),

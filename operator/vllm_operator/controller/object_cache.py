@@ -52,7 +52,9 @@ class CachedObject:
     user_fields: tuple[Any, ...] = ()
     """Fields of a VLLMDeployment that users change. A change of the operator's own status triggers nothing."""
     is_seen: bool = True
-    """A watch event or a list has shown this version. The event of a write triggers one reconciliation: it may allow the next step."""
+    """Whether a watch event or a list has delivered this version. False after a write of the operator, until its event arrives.
+
+    That event reconciles the object once, because the write may have made the next step possible."""
 
     def manifest(self) -> Manifest | None:
         """Return a copy of the object; None after its deletion."""

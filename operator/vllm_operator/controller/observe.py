@@ -1,7 +1,8 @@
 """Read everything that a reconciliation decides about: one `Snapshot`.
 
-Each reconciliation reads all of it, regardless of the watch event. The client may read from memory (`object_cache`). From earlier
-reconciliations, only the count of free GPUs for a plan that is not pinned yet and the promises of GPUs are used (`inventory_reader`).
+Each reconciliation reads all of it, regardless of the watch event. The client may read from memory (`object_cache`). Of earlier
+reconciliations, memory has only a plan that the status does not name yet (`plan_store`), the count of free GPUs for it, and the promises of
+GPUs (`inventory_reader`). An operator that restarts in that moment plans again.
 
 Children are found by label. Tools and webhooks change labels, so the Deployments and the Service are also found by name and owner.
 """
@@ -65,7 +66,7 @@ from vllm_operator.planning.pinning import (
 from vllm_operator.planning.validation import ArtifactTrust, refuse_artifact
 from vllm_operator.pods.owner import instance_of
 from vllm_operator.pods.view import Phase, PodView, read_pod
-from vllm_operator.rendering.revision import find_revision, is_recorded, is_revision_of, plan_name
+from vllm_operator.rendering.revision import applied_revision, find_revision, is_recorded, is_revision_of
 from vllm_operator.status.report import UNREADABLE_SECONDS, describe_invalid_spec
 
 HUB_SECONDS = 30.0
@@ -374,7 +375,7 @@ def _may_roll_out(snapshot: Snapshot) -> bool:
     summary, deployment = snapshot.resource.status.plan, snapshot.deployment
     if deployment is None or (summary is None and not snapshot.pods):
         return False
-    return summary is None or plan_name(deployment) != summary.revision or not _is_in_force(snapshot.resource)
+    return summary is None or applied_revision(deployment) != summary.revision or not _is_in_force(snapshot.resource)
 
 
 def _grows_on_one_node(snapshot: Snapshot) -> bool:

@@ -49,7 +49,7 @@ class PlanStore:
     count: Callable[[str, str], None]
     _plans: Recent[Plan] = field(default_factory=lambda: Recent(MAX_PLANS))
     _latest: Recent[Plan] = field(default_factory=lambda: Recent(MAX_PLANS))
-    """By uid of the VLLMDeployment: the plan that was persisted last. The status names it one reconciliation later."""
+    """By uid of the VLLMDeployment: the plan that was persisted last, for the one reconciliation until the status names it."""
 
     async def read(self, resource: VLLMDeployment, deployment: Manifest | None) -> VLLMDeployment | Verdict:
         """Return the object with its current plan if it has one, or a verdict why that plan cannot be used. Raises ClusterError.

@@ -3,7 +3,8 @@
 The operator waits for missing preconditions, and the readiness probe reports them. They are checked again at intervals. If the kinds that
 can be watched have changed, or the CRD is gone, the operator exits, and the kubelet restarts it.
 
-The ClusterRole of the chart grants exactly the permissions that are listed here.
+The ClusterRole of the chart grants exactly the permissions that are listed here, and with `rbac.readTokens` to get Secrets. The chart has
+other Roles for the Lease and for the ConfigMaps of the administrator.
 """
 
 import asyncio

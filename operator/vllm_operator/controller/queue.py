@@ -31,7 +31,7 @@ RETRY_SECONDS, RETRY_LIMIT_SECONDS = 0.25, 15.0
 class Priority(IntEnum):
     """Which keys are handed out first. Lower values come first."""
 
-    CHANGE = 0  # a user has changed the object or its preset
+    CHANGE = 0  # a user has changed the object or its preset, the hub has answered, or a failed reconciliation is due again
     EVENT = 1  # one of its children or logs has changed, or a delay has elapsed
     RESYNC = 2  # a periodic check
 

@@ -15,6 +15,7 @@ from vllm_operator.api.conditions import Reason
 from vllm_operator.controller.act import Actor
 from vllm_operator.controller.apply import Applier
 from vllm_operator.controller.decide import decide, promise_of
+from vllm_operator.controller.explanations import ExplanationReader
 from vllm_operator.controller.inventory_reader import InventoryCache
 from vllm_operator.controller.log_followers import Followers
 from vllm_operator.controller.metrics import Metrics
@@ -26,7 +27,6 @@ from vllm_operator.controller.presets import Presets
 from vllm_operator.controller.report import Reporter, Result
 from vllm_operator.controller.schema import PodSchemas
 from vllm_operator.controller.settings import Settings
-from vllm_operator.controller.start_reader import StartReader
 from vllm_operator.controller.user_data import KnownCatalog, KnownCrashes
 from vllm_operator.kube.client import VLLM_DEPLOYMENT, ClusterClient, ClusterError, Key, NotFound
 from vllm_operator.planning.validation import ArtifactTrust
@@ -78,7 +78,7 @@ class Reconciler:
             crashes=crashes,
             plans=plans,
             logs=self.logs,
-            starts=StartReader(client, now=self.now),
+            explanations=ExplanationReader(client, now=self.now),
             metrics=self.metrics,
             now=self.now,
         )

@@ -21,18 +21,18 @@ from vllm_operator.caches.claims import describe_kept_owner, describe_lender, fi
 from vllm_operator.caches.context import is_primer, is_replica
 from vllm_operator.controller.act import ActionResult
 from vllm_operator.controller.apply import Refusal
+from vllm_operator.controller.explanations import ExplanationReader
 from vllm_operator.controller.log_followers import CATCH_UP_SECONDS, Followers
 from vllm_operator.controller.metrics import Metrics
 from vllm_operator.controller.observe import Snapshot
 from vllm_operator.controller.ownership import find_child, is_of_earlier
 from vllm_operator.controller.plan_store import PlanStore
-from vllm_operator.controller.start_reader import StartReader
 from vllm_operator.controller.user_data import KnownCrashes
 from vllm_operator.inventory.pools import Inventory
 from vllm_operator.kube.client import CLAIM, DEPLOYMENT, POD, SERVICE, ClusterClient, Forbidden, Invalid, Manifest
 from vllm_operator.kube.events import record_event, shorten
 from vllm_operator.pods.view import Phase, PodView, has_run
-from vllm_operator.rendering.revision import find_revision, plan_name
+from vllm_operator.rendering.revision import applied_revision, find_revision
 from vllm_operator.status.events import describe_restored
 from vllm_operator.status.observation import Observation
 from vllm_operator.status.report import Report, report, status_with_failure
@@ -66,7 +66,7 @@ class Reporter:
     crashes: KnownCrashes
     plans: PlanStore
     logs: Followers
-    starts: StartReader
+    explanations: ExplanationReader
     metrics: Metrics
     now: Callable[[], datetime]
 
@@ -128,7 +128,7 @@ class Reporter:
         claims = result.claims | {child["metadata"]["name"]: child for child in applied.children if child["kind"] == CLAIM.kind}
         claim, weights = claims.get(decision.claim_name or ""), claims.get(decision.weights_claim_name or "")
         live = tuple(it for it in (claim, weights) if it is not None)
-        starts = await self.starts.read(resource, snapshot.pods, live, result.jobs, states)
+        starts = await self.explanations.read(resource, snapshot.pods, live, result.jobs, states)
         # Pods can use an existing PVC whose change was refused.
         unchanged = [it for it in applied.refusals if it.kind == CLAIM.kind and claims.get(it.name) in live]
         errors = [str(it) for it in applied.refusals if it not in unchanged]
@@ -173,7 +173,7 @@ class Reporter:
         revision, plan = find_revision(snapshot.revisions, observed.revision), observed.outcome.plan
         if revision is None or plan is None:
             return
-        is_applied = plan_name(observed.deployment) == observed.revision
+        is_applied = applied_revision(observed.deployment) == observed.revision
         replicas = [pod for pod in observed.pod_facts if is_applied and pod.is_current and pod.has_caches_of(plan)]
         primers = [pod for pod in observed.primer_facts if pod.has_caches_of(plan)]
         if any(has_run(pod.manifest) for pod in (*replicas, *primers)):

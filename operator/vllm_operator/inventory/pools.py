@@ -128,9 +128,9 @@ class Inventory:
     """All GPUs of a cluster.
 
     `node_count` includes nodes without GPUs. `notes` name invalid labels. `labels` and `taints` are by name of the nodes with GPUs. `used`
-    are the devices in use or promised to other plans; None if they were not read. `own` are those of the Pods of the VLLMDeployment to
-    plan. `hidden`: they cannot be read. `allocated` are the identities of the devices that ResourceClaims hold; None if they were not
-    read. `read_at` is when all were read.
+    are the devices in use, and in counts for a plan or a rollout also those promised to others; None if they were not read. `own` are
+    those of the Pods of the VLLMDeployment to plan. `hidden`: they cannot be read. `allocated` are the identities of the devices that
+    ResourceClaims hold; None if they were not read. `read_at` is when all were read.
     """
 
     pools: tuple[Pool, ...] = ()

@@ -20,7 +20,7 @@ TOOLS_MOUNT: Mapping[str, Any] = {"name": TOOLS_VOLUME, "mountPath": TOOLS_ROOT,
 CHECK_PROGRAM, CHECK_PERIOD_SECONDS = "check-engine", 15
 """The program of the engine's readiness probe (`tools/check_engine.py`), and its period."""
 HANG_PREFIX = "Engine hangs: "
-"""Begin of its description of a hang, in the event of the failed probe and in the termination message."""
+"""Beginning of its description of a hang, in the event of the failed probe and in the termination message."""
 _ARCHIVE = "tools.pyz"
 _IMAGE_ROOT = "/opt/vllm-operator"
 _USER = 65532

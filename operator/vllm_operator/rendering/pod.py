@@ -23,7 +23,7 @@ from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import Role, VLLMDeployment, labels_of
 from vllm_operator.api.spec import AdapterSpec
-from vllm_operator.caches.address import FETCH_CONTAINER, FETCH_VARIABLE, cache_address, is_read_only, volume_at
+from vllm_operator.caches.address import FETCH_CACHES_CONTAINER, FETCH_VARIABLE, cache_address, is_read_only, volume_at
 from vllm_operator.caches.artifacts import hub_variables, portability_settings, proxies_of
 from vllm_operator.caches.prefetching import OFFLINE_VARIABLE
 from vllm_operator.catalog.paths import ADAPTER_TOKEN_ROOT, ARTIFACT_SECRET_ROOT, CACHE_ROOT, TOKEN_FILE, TOKEN_ROOT, WEIGHTS_ROOT
@@ -172,7 +172,7 @@ def mark_cache(pod: PodBuilder, plan: Plan) -> None:
 def fetch_caches(pod: PodBuilder, resource: VLLMDeployment, plan: Plan) -> None:
     """Add the init container `fetch-caches` if the spec names an artifact and the caches are on a writable volume."""
     artifact = resource.spec.cache.artifact if resource.spec.cache else None
-    if artifact is None or plan.cache_artifact is None or pod.has(FETCH_CONTAINER):
+    if artifact is None or plan.cache_artifact is None or pod.has(FETCH_CACHES_CONTAINER):
         return
     if not volume_at(pod.spec, CACHE_ROOT) or is_read_only(pod.spec, CACHE_ROOT):
         return
@@ -191,7 +191,7 @@ def fetch_caches(pod: PodBuilder, resource: VLLMDeployment, plan: Plan) -> None:
         mounts.append({"name": SECRET_VOLUME, "mountPath": ARTIFACT_SECRET_ROOT, "readOnly": True})
         # a Pod starts without the Secret, and the program reports that it is missing
         volumes.append({"name": SECRET_VOLUME, "secret": {"secretName": secret.name, "optional": True}})
-    pod.add_program(FETCH_CONTAINER, {FETCH_VARIABLE: settings}, mounts, (), volumes)
+    pod.add_program(FETCH_CACHES_CONTAINER, {FETCH_VARIABLE: settings}, mounts, (), volumes)
 
 
 def fetch_adapters(pod: PodBuilder, resource: VLLMDeployment) -> None:

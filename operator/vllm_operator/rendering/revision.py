@@ -108,13 +108,13 @@ def _request(revision: Mapping[str, Any]) -> str:
     return reading.text(revision, "metadata", "annotations", REQUEST_ANNOTATION)
 
 
-def plan_name(deployment: Mapping[str, Any] | None) -> str:
-    """Return the name of the plan that a Deployment was rendered from, from its annotation; empty without one."""
+def applied_revision(deployment: Mapping[str, Any] | None) -> str:
+    """Return the name of the revision that a Deployment was rendered from, from its annotation; empty without one."""
     return reading.text(deployment, "metadata", "annotations", PLAN_ANNOTATION)
 
 
-def with_plan_name(deployment: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return a Deployment with the name of its plan in an annotation."""
+def with_applied_revision(deployment: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a Deployment with the name of the revision that it was rendered from, in an annotation."""
     metadata = deployment["metadata"]
     return {**deployment, "metadata": {**metadata, "annotations": {**(metadata.get("annotations") or {}), PLAN_ANNOTATION: name}}}
 

@@ -83,7 +83,11 @@ def latest(observed: Observation, quarantined: tuple[QuarantinedCache, ...]) -> 
 
 def _candidates(observed: Observation, plan: Plan, crashes: Crashes) -> Iterator[_Candidate]:
     for finding in crashes.in_force:
-        if finding.settles_at is None and finding.status.signature in observed.knowledge.quarantining and finding.view.has_caches_of(plan):
+        if (
+            finding.reportable_at is None
+            and finding.status.signature in observed.knowledge.quarantining
+            and finding.view.has_caches_of(plan)
+        ):
             yield _Candidate(finding.status.signature, finding.view, finding.run)
     for view in observed.starting:
         state = view.state

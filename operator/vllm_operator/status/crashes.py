@@ -47,7 +47,7 @@ class Finding:
     run: int  # number of restarts before the run that crashed
     time: datetime | None
     in_force: bool  # no later start has succeeded
-    settles_at: datetime | None  # when the crash is reported even without a cause; None if it can be reported now
+    reportable_at: datetime | None  # when the crash is reported even without a cause; None if it can be reported now
     status: CrashStatus
     captures: tuple[tuple[str, str], ...] = ()  # values from the log line that names the crash
     during_start: bool = False  # the log shows that the run had not become ready
@@ -69,16 +69,18 @@ class Crashes:
     @property
     def most_informative(self) -> Finding | None:
         """The crash in force with a known cause, else one with an unknown cause; the latest of several."""
-        settled = (finding for finding in self.in_force if finding.settles_at is None)
+        reportable = (finding for finding in self.in_force if finding.reportable_at is None)
         return max(
-            settled, key=lambda f: (reason_of(f.status.signature) != Reason.UNKNOWN_CRASH, f.status.time or "", f.view.name), default=None
+            reportable,
+            key=lambda f: (reason_of(f.status.signature) != Reason.UNKNOWN_CRASH, f.status.time or "", f.view.name),
+            default=None,
         )
 
 
 def find_crashes(observed: Observation) -> Crashes:
     """Find the crashes of the observed Pods."""
     findings = tuple(sorted(_findings(observed), key=lambda f: (_credible(observed, f.time), f.view.name), reverse=True))
-    previous, latest = _recorded(observed), next((finding.status for finding in findings if finding.settles_at is None), None)
+    previous, latest = _recorded(observed), next((finding.status for finding in findings if finding.reportable_at is None), None)
     if latest is None or previous is None or _is_same(latest, previous):
         return Crashes(findings, latest or previous, is_new=latest is not None and previous is None)
     found, before = (_credible(observed, reading.moment(crash.time)) for crash in (latest, previous))
@@ -113,10 +115,10 @@ def _findings(observed: Observation) -> Iterator[Finding]:
     latest = sorted(((_credible(observed, end.finished_at), view.name, view.uid) for view, end in ends if end.message), reverse=True)
     with_messages = {uid for _, _, uid in latest[:MESSAGES_READ]}
     for view in views:
-        settles_at, ended = crash_settles(observed, view), view.termination
+        crashes_at, ended = counts_as_crash_at(observed, view), view.termination
         if view.phase is Phase.FAILED:
             yield _failed(observed, view)
-        elif view.state is not None and settles_at is not None and settles_at <= observed.now:
+        elif view.state is not None and crashes_at is not None and crashes_at <= observed.now:
             hung = Termination(run=view.restarts, exit_code=None, reason="", message="", signal=None, finished_at=view.state.last_line_at)
             yield _crashed(observed, view, hung, view.state.crash)
         elif ended is not None and view.phase not in (Phase.TERMINATING, Phase.CONTAINER_FAILED):
@@ -126,7 +128,7 @@ def _findings(observed: Observation) -> Iterator[Finding]:
 def _failed(observed: Observation, view: PodFacts) -> Finding:
     time, code = (view.termination.finished_at, view.termination.exit_code) if view.termination else (view.created_at, None)
     status = _status(observed, view, match_pod(observed.knowledge.terminations, view), run=view.restarts, code=code, time=time)
-    return Finding(view=view, run=view.restarts, time=time, in_force=observed.serving < observed.wanted, settles_at=None, status=status)
+    return Finding(view=view, run=view.restarts, time=time, in_force=observed.serving < observed.wanted, reportable_at=None, status=status)
 
 
 def _crashed(observed: Observation, view: PodFacts, ended: Termination, known: Crash | None = None) -> Finding:
@@ -138,18 +140,18 @@ def _crashed(observed: Observation, view: PodFacts, ended: Termination, known: C
     crash = known or _diagnose(observed, view, ended, state, unread)
     found = _status(observed, view, crash, run=ended.run, code=ended.exit_code, time=ended.finished_at, unread=unread)
     previous = _reported_before(observed, found)
-    settles_at = None
+    reportable_at = None
     if ended.finished_at is not None and ended.finished_at <= observed.now + CLOCK_SKEW:  # else the time to wait is unknown
-        settles_at = ended.finished_at + timedelta(seconds=SETTLING_SECONDS)
+        reportable_at = ended.finished_at + timedelta(seconds=SETTLING_SECONDS)
     is_read = state is not None and state.is_final and ended.exit_code not in _ENDS_BY_A_PROBE
-    has_settled = is_read or (settles_at is not None and settles_at <= observed.now)
+    is_reportable = is_read or (reportable_at is not None and reportable_at <= observed.now)
     status = _better(observed, previous, found)
     return Finding(
         view=view,
         run=ended.run,
         time=ended.finished_at,
         in_force=view.phase not in _HAS_SERVED,
-        settles_at=None if previous is not None or has_settled or _weight(observed, found) >= _STRONG else settles_at,
+        reportable_at=None if previous is not None or is_reportable or _weight(observed, found) >= _STRONG else reportable_at,
         status=status,
         captures=crash.captures if crash is not None and crash.signature == status.signature else (),
         during_start=state is not None and state.stage is not Stage.READY,
@@ -228,7 +230,7 @@ def _diagnose(
     return explain_end(observed.knowledge, view, ended, log_crash=log_crash, stage=stage, unread=clause, probe=probe)
 
 
-def crash_settles(observed: Observation, view: PodFacts) -> datetime | None:
+def counts_as_crash_at(observed: Observation, view: PodFacts) -> datetime | None:
     """Return when a start counts as crashed because its log shows a crash, although its container still runs; None otherwise."""
     state = view.state
     if view.phase is not Phase.STARTING or state is None or state.crash is None or state.last_line_at is None:

@@ -104,7 +104,7 @@ class TerminationRule(Entry):
     reason: str = ""
     exit_codes: tuple[int, ...] = ()
     probe: str = ""
-    message: str = ""  # begin of the termination message
+    message: str = ""  # beginning of the termination message
     is_weak: bool = False  # a later event may be more informative
 
     def has_reason(self, reason: str) -> bool:

@@ -175,7 +175,7 @@ class Observation:
     outcome: Outcome  # of planning its current generation
     now: datetime  # UTC
     knowledge: Knowledge
-    revision: str | None = None  # name of the plan of the outcome; None without a plan, or if it cannot be recorded
+    revision: str | None = None  # name of the revision of the plan; None without a plan, or if it cannot be created
     revisions: tuple[dict[str, Any], ...] = ()  # the ControllerRevisions with its plans, possibly without their data
     deployment: Manifest | None = None
     service: Manifest | None = None

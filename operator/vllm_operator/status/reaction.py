@@ -19,7 +19,16 @@ from vllm_operator.planning.pinning import planned_generation
 from vllm_operator.status.cache_damage import CacheDamage, assess_cache_damage
 from vllm_operator.status.crashes import Crashes, Finding
 from vllm_operator.status.observation import Observation, PodFacts
-from vllm_operator.status.remedies import Engine, current, exact_changes, in_words, patch_command, recorded, remedied, settled
+from vllm_operator.status.remedies import (
+    Engine,
+    current,
+    exact_changes,
+    in_words,
+    last_written,
+    patch_command,
+    remedied,
+    without_suggestion,
+)
 
 DEFAULT_MAX_ATTEMPTS = 2
 DEFAULT_MAX_STALL_RESTARTS = 2
@@ -75,9 +84,9 @@ def _with_stalled(observed: Observation, status: RemediationStatus | None) -> Re
 def _about_crash(observed: Observation, plan: Plan | None, finding: Finding | None) -> RemediationStatus | None:
     resource = observed.resource
     if plan is None and resource.pinned is None and resource.status.plan is not None:
-        return recorded(resource)  # the plan cannot be read now
+        return last_written(resource)  # the plan cannot be read now
     if plan is None or finding is None:
-        return settled(resource)
+        return without_suggestion(resource)
     decided = decide_about_crash(observed, plan, finding)
     return decided if decided.state is not None or decided.applied or decided.stalled_pods else None
 

@@ -172,7 +172,7 @@ def _create(path: str, value: Any) -> list[Operation]:
 
 def current(resource: VLLMDeployment) -> RemediationStatus | None:
     """Return the decision for the current spec; None if there is none. Scaling keeps remedies, and ends a stop."""
-    status = recorded(resource)
+    status = last_written(resource)
     if status is None:
         return None
     is_stopped = status.state == "Stopped"
@@ -182,7 +182,7 @@ def current(resource: VLLMDeployment) -> RemediationStatus | None:
 _OF_CRASH = ("signature", "pod", "restarts")
 
 
-def recorded(resource: VLLMDeployment) -> RemediationStatus | None:
+def last_written(resource: VLLMDeployment) -> RemediationStatus | None:
     """Return the decision in the status. A command in `status.lastCrash` is a suggestion for the status's generation."""
     status, crash = resource.status.remediation, resource.status.last_crash
     if status is not None or crash is None or crash.command is None:
@@ -232,7 +232,7 @@ def remedied(plan: Plan, decided: RemediationStatus) -> Plan:
     return plan.model_copy(update={"env": list(env.values()), "args": list(args.values())}) if decided.applied else plan
 
 
-def settled(resource: VLLMDeployment) -> RemediationStatus | None:
+def without_suggestion(resource: VLLMDeployment) -> RemediationStatus | None:
     """Return the decision that remains while no crash is in force: applied remedies, restarts and a stop, without suggestions."""
     decided = current(resource)
     if decided is None or not (decided.applied or decided.stalled_pods or decided.state == "Stopped"):

@@ -14,7 +14,7 @@ from vllm_operator.api.conditions import FALSE, READY, TRUE, UNKNOWN, Reason, Ve
 from vllm_operator.api.events import EventDraft
 from vllm_operator.api.status import RollbackStatus, StartupStatus, VLLMDeploymentStatus
 from vllm_operator.status import caches, claims, optional_objects, planned, progressing, ready, startup
-from vllm_operator.status.crashes import Crashes, crash_settles, find_crashes, shorten
+from vllm_operator.status.crashes import Crashes, counts_as_crash_at, find_crashes, shorten
 from vllm_operator.status.events import draft_events
 from vllm_operator.status.observation import Observation, PodFacts
 from vllm_operator.status.reaction import Reaction, react
@@ -139,10 +139,10 @@ def _deadlines(observed: Observation, crashes: Crashes) -> Iterator[datetime | N
     ]
     yield from (observed.now + timedelta(seconds=each) for each in seconds if each is not None)
     yield claims.binding_deadline(observed)
-    yield from (finding.settles_at for finding in crashes.findings)
+    yield from (finding.reportable_at for finding in crashes.findings)
     for view in observed.starting:
         yield startup.silence_begins(observed, view)
-        yield crash_settles(observed, view)
+        yield counts_as_crash_at(observed, view)
         stall_check = view.stall_check
         if stall_check is not None:
             yield stall_check.deadline

@@ -30,7 +30,7 @@ from vllm_operator.api.reading import Manifest
 from vllm_operator.api.status import RemediationStatus, RollbackStatus
 from vllm_operator.caches.rollout import MAX_RESTARTS
 from vllm_operator.pods.view import Phase
-from vllm_operator.rendering.revision import find_revision, last_served, number_of, plan_name
+from vllm_operator.rendering.revision import applied_revision, find_revision, last_served, number_of
 from vllm_operator.status.crashes import Crashes, Finding
 from vllm_operator.status.observation import Observation, PodFacts
 from vllm_operator.status.progressing import pod_text
@@ -56,7 +56,7 @@ def decide_rollback(observed: Observation, crashes: Crashes, remediation: Remedi
     if resource.is_rolled_back_by_operator and before is not None:
         return _completed(observed, before)
     revision = find_revision(observed.revisions, observed.revision)
-    if resource.rolled_back_to is not None or revision is None or plan_name(observed.deployment) != observed.revision:
+    if resource.rolled_back_to is not None or revision is None or applied_revision(observed.deployment) != observed.revision:
         return None
     failure = next(_failures(observed, revision, crashes, remediation), None)
     known = before if before is not None and before.replaced == observed.revision and (failure or crashes.in_force) else None
@@ -81,7 +81,7 @@ def _failures(
     observed: Observation, revision: Manifest, crashes: Crashes, remediation: RemediationStatus | None
 ) -> Iterator[RollbackStatus]:
     """Yield the failures for which the revision is given up."""
-    own = [it for it in crashes.in_force if it.settles_at is None and _counts(observed, revision, it, remediation)]
+    own = [it for it in crashes.in_force if it.reportable_at is None and _counts(observed, revision, it, remediation)]
     runs = sum(finding.run + 1 for finding in own)
     for finding in own:
         if runs > MAX_RESTARTS or _is_final(observed, revision, finding):

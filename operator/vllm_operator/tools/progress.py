@@ -27,7 +27,7 @@ MAX_LEARNED_SECONDS = 600
 SERVER = ""
 """Name of what counts like a rank for the requests that have not reached the engine."""
 PREFIX = "Engine hangs: "
-"""Begin of a description. The operator recognizes it in the event of a failed probe, and in a termination message."""
+"""Beginning of a description. The operator recognizes it in the event of a failed probe, and in a termination message."""
 
 RUNNING, WAITING, SLEEP = "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:engine_sleep_state"
 SIGNS = frozenset(

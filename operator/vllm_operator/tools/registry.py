@@ -93,7 +93,7 @@ class Registry:
         with self.blob(digest) as answer:
             content = read_limited(answer, MAX_JSON)
         if len(content) != size or digest_of(content) != digest:
-            raise ArtifactError("Rejected", f"The registry returned something else than {digest}.")
+            raise ArtifactError("Rejected", f"The registry returned something other than {digest}.")
         return content
 
     def blob(self, digest: str) -> http.client.HTTPResponse:

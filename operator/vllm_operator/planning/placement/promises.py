@@ -11,9 +11,10 @@ from vllm_operator.planning.placement.targets import DEFAULT_TOLERATIONS, InUse,
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """The GPUs of `replicas` Pods, `count` for each. `pods` are the uids of the Pods that exist. Any value is valid in `tolerations`.
+    """What a plan needs for all its `replicas`, `count` devices each. `with_usage` subtracts what its Pods hold already.
 
-    `nodes` are the only ones where the Pods may run; empty if there is no such limit.
+    `pods` are the uids of the Pods that exist. Any value is valid in `tolerations`. `nodes` are the only ones where the Pods may run; empty
+    if there is no such limit.
     """
 
     gpu: InUse
@@ -30,8 +31,8 @@ def with_usage(
 ) -> Inventory:
     """Return the inventory with the devices in use or promised, except those of `owner`, whose `pods` have these uids.
 
-    The devices of a promise are taken where Kubernetes could place the Pods now, so never where Pods of `owner` are. A Pod for which there
-    is no place takes none.
+    `owner` is the object to plan. The devices of a promise to another one are taken on nodes where Kubernetes could place its Pods now;
+    devices that Pods hold, also those of `owner`, are not taken twice. A Pod for which there is no place takes none.
     """
     taken = _Taken(inventory, held, dict(held.all), set(held.claimed_by_others() or ()))
     for name, promise in promises.items():
@@ -53,9 +54,9 @@ class _Taken:
     claimed: set[str]
     pools: dict[tuple[InUse, str], dict[str, Pool]] = field(default_factory=dict)  # by node; there may be many promises of one GPU
 
-    def add(self, promise: Promise, owner: Owner) -> None:
+    def add(self, promise: Promise, promised_to: Owner) -> None:
         pools, count = self._pools_of(promise.gpu, promise.resource), max(promise.count, 1)
-        own = self.held.own.get(owner, {}).items()
+        own = self.held.own.get(promised_to, {}).items()
         placed = sum(amount for (node, resource), amount in own if resource == promise.resource and node in pools)
         placed += sum(len((self.held.claimed or {}).get(uid, ())) for uid in promise.pods)
         tolerated = [*DEFAULT_TOLERATIONS, *promise.tolerations]

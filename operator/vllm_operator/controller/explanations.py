@@ -48,7 +48,7 @@ States = Mapping[tuple[str, int], StartupState]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Starts:
+class Explanations:
     """What was read at `now`, UTC."""
 
     now: datetime
@@ -62,7 +62,7 @@ class Starts:
     """Seconds until the next read; None to wait for watch events."""
 
 
-class StartReader:
+class ExplanationReader:
     """Reads what no watch covers about the Pods of VLLMDeployments."""
 
     def __init__(self, client: ClusterClient, *, now: Callable[[], datetime]) -> None:
@@ -74,7 +74,7 @@ class StartReader:
 
     async def read(
         self, resource: VLLMDeployment, pods: Sequence[PodView], claims: Sequence[Manifest], jobs: Sequence[Manifest], states: States
-    ) -> Starts:
+    ) -> Explanations:
         """Read about the Pods of a VLLMDeployment, its live PVCs, and its Jobs without a Pod.
 
         Raises ClusterError if the Pods that keep a PVC cannot be read. Anything else may be missing.
@@ -85,7 +85,7 @@ class StartReader:
         draining = await self._draining([pod.manifest for pod in pods if is_replica(pod)], now)
         has_others = any(holder.instance != resource.metadata.name for found in holders.values() for holder in found)
         intervals = (look_again, HOLDERS_SECONDS if has_others else None, DRAIN_SECONDS if draining else None)
-        return Starts(
+        return Explanations(
             now=now,
             events=events,
             holders=holders,
