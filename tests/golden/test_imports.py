@@ -42,6 +42,25 @@ def deployment(*words: str, pod: dict[str, Any] | None = None, **container: Any)
     return {"kind": "Deployment", "metadata": {"name": "a"}, "spec": {"template": {"spec": {"containers": [engine], **(pod or {})}}}}
 
 
+def storm_service(*roles: dict[str, Any]) -> dict[str, Any]:
+    template = deployment("vllm", "serve", "a/b")["spec"]["template"]
+    return {
+        "kind": "StormService",
+        "metadata": {"name": "s"},
+        "spec": {"template": {"spec": {"roles": [{"template": template, **each} for each in roles]}}},
+    }
+
+
+def dynamo_graph(services: dict[str, dict[str, Any]], *words: str) -> dict[str, Any]:
+    main = {"mainContainer": {"command": ["sh", "-c", " ".join(("exec python3 -m dynamo.vllm --model a/b", *words))]}}
+    services = {name: {"extraPodSpec": main, **each} for name, each in services.items()}
+    return {"kind": "DynamoGraphDeployment", "metadata": {"name": "d"}, "spec": {"services": services}}
+
+
+PLATFORMS = (
+    *(("VLLMRuntime", "a"), ("StormService", "a"), ("DynamoGraphDeployment", "a"), ("Model", "kubeai.org")),
+    *(("Workspace", "kaito.sh"), ("InferenceSet", "kaito.sh")),
+)
 SECRET = {"name": "S", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "chat"}}}
 
 
@@ -72,7 +91,7 @@ def test_a_deployment_of_another_tool(source: Path, run: Run, golden: Callable[[
 
 
 def test_no_secret_is_in_what_is_written(run: Run) -> None:
-    assert len(SOURCES) == 16
+    assert len(SOURCES) == 23
     for source in SOURCES:
         assert "plain-text" not in "".join(run(source)[1:])
 
@@ -85,6 +104,13 @@ def test_no_secret_is_in_what_is_written(run: Run) -> None:
         ([{"kind": "RayService", "metadata": {"name": "r"}, "spec": {"groups": [{"containers": [{"image": "vllm"}]}]}}], "RayService r"),
         ([{"kind": "HelmRelease", "metadata": {"name": "h"}}], "Render HelmRelease h first"),
         ([{"kind": "Workspace", "metadata": {"name": "w"}}], "Found: Workspace w. A Deployment that runs in the cluster can be imported"),
+        ([{"kind": "Model", "apiVersion": "kubeai.org/v1", "spec": {"engine": "OLlama"}}], "has the engine OLlama, not VLLM"),
+        ([{"kind": "Workspace", "apiVersion": "kaito.sh/v1beta1", "inference": {"preset": {"name": "phi-4"}}}], "the model is at phi-4"),
+        ([{"kind": "Workspace", "apiVersion": "kaito.sh/v1beta1", "resource": {"count": 2}}], "on 2 nodes"),
+        ([{"modelArtifacts": {"uri": "hf://a/b"}, "multinode": True}], "on 2 nodes"),
+        ([{"modelArtifacts": {"uri": "hf://a/b"}, "decode": {"accelerator": {"type": "amd"}}}], "of the type amd"),
+        ([storm_service({"name": "decode", "podGroupSize": 2})], "StormService s runs an engine on 2 nodes"),
+        ([dynamo_graph({"Worker": {"multinode": {"nodeCount": 2}}})], "DynamoGraphDeployment d runs an engine on 2 nodes"),
         ([deployment("vllm", "serve", "a/b", "--seed", "$(S)", env=[SECRET])], "uses the variable S"),
         ([deployment("vllm", "serve", "/data/model")], "Add --model hf://"),
         ([deployment("vllm", "serve", "--port", "1")], "names no model"),
@@ -114,6 +140,19 @@ def test_what_cannot_be_imported_says_why(objects: list[dict[str, Any]], said: s
     status, out, err = run(tmp_path / "objects.yaml")
     assert (status, out) == (2, "")
     assert said in err
+
+
+def test_engines_that_only_prefill_are_not_imported(tmp_path: Path, run: Run) -> None:
+    _, report = imported(run, tmp_path, storm_service({"name": "prefill"}, {"name": "decode"}))
+    assert "so the role prefill is not imported" in report
+    spec, report = imported(run, tmp_path, dynamo_graph({"Decode": {}, "First": {"subComponentType": "prefill"}}, "--max-model-len 4096"))
+    assert spec["engine"]["args"] == [{"name": "max-model-len", "value": "4096"}]
+    assert "so the service First is not imported" in report
+
+
+def test_each_engine_of_an_object_has_a_name_of_its_own() -> None:
+    graph, storm = dynamo_graph({"Chat": {}, "Code": {}}), storm_service({"name": "chat", "replicas": 3}, {"name": "code"})
+    assert [engine.name for engine in find_engines([graph, storm])] == ["d-Chat", "d-Code", "s-chat", "s-code"]
 
 
 def test_a_model_that_the_operator_cannot_read_can_be_given(tmp_path: Path, run: Run) -> None:
@@ -423,6 +462,18 @@ VALUES = st.dictionaries(
         [
             *("vllmConfig", "env", "resources", "requestGPU", "nodeSelectorTerms", "affinity", "tolerations", "extraVolumes", "shmSize"),
             *("extraVolumeMounts", "initContainer", "enableLoRA", "hf_token", "podAnnotations", "pvcStorage", "pvcAccessMode", "modelURL"),
+            *(
+                "deploymentConfig",
+                "services",
+                "engine",
+                "url",
+                "inference",
+                "decode",
+                "replicas",
+                "containers",
+                "image",
+                "acceleratorTypes",
+            ),
             *("vllmApiKey", "configs", "labels", "containerSecurityContext", "template", "lora", "model", "adapters", "parallelism"),
         ]
     ),
@@ -435,7 +486,9 @@ def test_any_values_and_objects_of_other_tools_are_imported_or_refused(values: d
     stack = {"servingEngineSpec": {**more, "modelSpec": [{"name": "a", **values}]}, "loraAdapters": [{"adapterSource": more}]}
     llm = {"kind": "LLMInferenceService", "metadata": more, "spec": values}
     predictor = {"kind": "InferenceService", "apiVersion": "serving.kserve.io/v1", "metadata": more, "spec": {"predictor": values}}
-    for manifest in (stack, llm, predictor, {"kind": "StatefulSet", "spec": values}):
+    others: list[dict[str, Any]] = [{"kind": kind, "apiVersion": f"{group}/v1", "spec": values} for kind, group in PLATFORMS]
+    others += [stack, llm, predictor, {"kind": "StatefulSet", "spec": values}, {**values, "modelArtifacts": values}]
+    for manifest in others:
         try:
             for engine in find_engines([manifest]):
                 translate(engine, load_catalog(), model="hf://a/b")

@@ -18,6 +18,9 @@ POD = {"containers": [CONTAINER]}
 KSERVE = {"kind": "InferenceService", "apiVersion": "serving.kserve.io/v1beta1", "metadata": {"name": "a"}}
 LLMKUBE = {"apiVersion": "inference.llmkube.dev/v1alpha1", "metadata": {"name": "a"}}
 MODEL = {**LLMKUBE, "kind": "Model", "spec": {"source": "a/b"}}
+DYNAMO = {"kind": "DynamoGraphDeployment", "metadata": {"name": "a"}}
+DYNAMO_CONTAINER = {"command": ["python3", "-m", "dynamo.vllm"], "args": ["--model", "a/b"]}
+KAITO = {"apiVersion": "kaito.sh/v1beta1", "metadata": {"name": "a"}}
 OBJECTS: Mapping[str, list[dict[str, Any]]] = {
     "Deployment": [{"kind": "Deployment", "metadata": {"name": "a"}, "spec": {"template": {"spec": POD}}}],
     "InferenceService of KServe": [{**KSERVE, "spec": {"predictor": {"model": {**CONTAINER, "storageUri": "hf://a/b"}}}}],
@@ -34,6 +37,27 @@ OBJECTS: Mapping[str, list[dict[str, Any]]] = {
     ],
     "InferenceService of LLMKube": [{**LLMKUBE, "kind": "InferenceService", "spec": {"runtime": "vllm", "modelRef": "a"}}, MODEL],
     "Model of LLMKube": [MODEL, {**LLMKUBE, "kind": "InferenceService", "spec": {"runtime": "vllm", "modelRef": "a"}}],
+    "VLLMRuntime": [
+        {
+            "kind": "VLLMRuntime",
+            "metadata": {"name": "a"},
+            "spec": {"model": {"modelURL": "a/b"}, "deploymentConfig": {"image": {"name": "vllm/vllm-openai:v0.20.1"}}},
+        }
+    ],
+    "StormService": [
+        {
+            "kind": "StormService",
+            "metadata": {"name": "a"},
+            "spec": {"template": {"spec": {"roles": [{"name": "decode", "template": {"spec": POD}}]}}},
+        }
+    ],
+    "DynamoGraphDeployment": [{**DYNAMO, "spec": {"services": {"Worker": {"extraPodSpec": {"mainContainer": DYNAMO_CONTAINER}}}}}],
+    "Model of KubeAI": [
+        {"kind": "Model", "apiVersion": "kubeai.org/v1", "metadata": {"name": "a"}, "spec": {"engine": "VLLM", "url": "hf://a/b"}}
+    ],
+    "Workspace of KAITO": [{**KAITO, "kind": "Workspace", "inference": {"template": {"spec": POD}, "preset": {}}}],
+    "InferenceSet of KAITO": [{**KAITO, "kind": "InferenceSet", "spec": {"template": {"inference": {"preset": {"name": "a/b"}}}}}],
+    "values of llm-d": [{"modelArtifacts": {"name": "a/b", "uri": "hf://a/b"}, "decode": {"containers": [CONTAINER]}}],
     "values of the production stack": [
         {"servingEngineSpec": {"modelSpec": [{"name": "a", "repository": "vllm/vllm-openai", "tag": "v0.20.1", "modelURL": "a/b"}]}}
     ],

@@ -1,5 +1,6 @@
-"""The tools whose deployments can be imported: a Deployment, KServe, LLMKube, and values of the vLLM production stack."""
+"""The tools whose deployments can be imported: a Deployment, KServe, LLMKube, the vLLM production stack, and other platforms."""
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -12,7 +13,8 @@ from vllm_operator.planning.engine.image import split_image
 from vllm_operator.planning.pod_template import SELECTOR_LABELS
 
 _KINDS = (
-    "a Deployment, an InferenceService or LLMInferenceService of KServe, an InferenceService of LLMKube, or values of the production stack"
+    "a Deployment, an InferenceService or LLMInferenceService of KServe, an InferenceService of LLMKube, a VLLMRuntime or values of the "
+    "production stack, values of llm-d, a DynamoGraphDeployment, a StormService, a Model of KubeAI, a Workspace or InferenceSet of KAITO"
 )
 _EXPOSING = "of KServe. See the page about exposing a model."
 _ROUTER = "The router of the production stack finds engines by labels. Point it at the Services of the VLLMDeployments."
@@ -40,9 +42,17 @@ _READ_WITH_ENGINES = ("Service", "ServingRuntime", "ClusterServingRuntime", "Mod
 _WAYS_OUT = {
     "running": "vLLM runs in {}, a kind that this command does not read: write its Pod template as a Deployment. ",
     "rendered": "Render {} first (helm template, kustomize build), and import the result. ",
+    "ray": "Ray starts vLLM itself in {}: write its engine_kwargs as flags of vllm serve in a Deployment, such as --max-model-len. ",
     "other": "Found: {}. ",
 }
+_STATES = {**dict.fromkeys(_RENDERED, "rendered"), **dict.fromkeys(("RayService", "RayCluster", "RayJob"), "ray")}
 _SIZES = ("tensor", "pipeline", "data")
+_DYNAMO = "dynamo.vllm"
+_PREFILL = re.compile(r"--is-prefill-worker|--disaggregation-mode[ =]prefill|prefill$")
+_SERVER = "vllm.entrypoints.openai.api_server"
+_BOTH = "An engine does both prefill and decode here, so {} is not imported. Remove --kv-transfer-config if it is only for that."
+_PROFILE = "The resource profile {} says which GPU it is. Set spec.accelerator.products if the cluster has several kinds."
+_INSTANCE = "KAITO chose the GPUs by resource.instanceType. Check spec.accelerator and spec.parallelism, or leave both to the operator."
 
 
 def find_engines(given: Iterable[Manifest]) -> list[Engine]:
@@ -62,7 +72,7 @@ def find_engines(given: Iterable[Manifest]) -> list[Engine]:
 def _way_out(missed: Sequence[Manifest]) -> str:
     names: dict[str, list[str]] = {state: [] for state in _WAYS_OUT}
     for each in missed:
-        names["running" if _runs_engine(each) else "rendered" if text(each, "kind") in _RENDERED else "other"].append(_named(each))
+        names[_STATES.get(text(each, "kind"), "running" if _runs_engine(each) else "other")].append(_named(each))
     told = "".join(way.format(", ".join(names[state])) for state, way in _WAYS_OUT.items() if names[state])
     return told and f"{told}A Deployment that runs in the cluster can be imported, too: vllm-operator import deployment/NAME. "
 
@@ -86,6 +96,18 @@ def _engines_of(manifest: Manifest, others: Sequence[Manifest]) -> list[Engine]:
             return [_of_llm_inference_service(manifest)]
         case "InferenceService", "inference.llmkube.dev":
             return [_of_llmkube(manifest, others)]
+        case "VLLMRuntime", _:
+            return [_of_vllm_runtime(manifest)]
+        case "StormService", _:
+            return _of_storm_service(manifest)
+        case "DynamoGraphDeployment", _:
+            return _of_dynamo(manifest)
+        case "Model", "kubeai.org":
+            return [_of_kubeai(manifest)]
+        case (("Workspace" | "InferenceSet"), "kaito.sh"):
+            return [_of_kaito(manifest)]
+        case _ if "modelArtifacts" in manifest:
+            return [_of_model_service(manifest)]
         case _ if "servingEngineSpec" in manifest:
             models = objects(manifest, "servingEngineSpec", "modelSpec")
             return [_of_model_spec(each, manifest, others) for each in models if each.get("enabled") is not False]
@@ -328,6 +350,140 @@ def _of_model_spec(model: Manifest, values: Manifest, others: Sequence[Manifest]
     )
 
 
+def _of_vllm_runtime(manifest: Manifest) -> Engine:
+    """Return the engine of a VLLMRuntime, with the flags that the operator of the production stack adds."""
+    spec, cache = mapping(manifest, "spec"), mapping(manifest, "spec", "lmCacheConfig")
+    image, resources = mapping(spec, "deploymentConfig", "image"), mapping(spec, "deploymentConfig", "resources")
+    flags: dict[str, Any] = {
+        name: mapping(spec, "vllmConfig").get(name) is True for name in ("enableChunkedPrefill", "enablePrefixCaching")
+    }
+    if cache.get("enabled"):
+        flags |= {"kvTransferConfig": {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}}
+    variables = [*_cache_variables(cache), *(_variable("LMCACHE_REMOTE_URL", cache.get("remoteUrl")) if cache.get("enabled") else [])]
+    container = {"image": "/".join(filter(None, (text(image, "registry"), text(image, "name")))), "env": variables}
+    limits = {text(resources, "gpuType") or GPU_RESOURCE: resources.get("gpu")}
+    return _of_platform(manifest, "VLLMRuntime", container, {}, limits=limits, flags=flags, advice=[_ROUTER])
+
+
+def _of_storm_service(manifest: Manifest) -> list[Engine]:
+    """Return an engine for each role of a StormService that runs vLLM, without one that only prefills."""
+    roles = [each for each in objects(manifest, "spec", "template", "spec", "roles") if _container(mapping(each, "template", "spec"))]
+    served = [each for each in roles if text(each, "name") != "prefill"]
+    engines = []
+    for role in served:
+        pod, replicas = mapping(role, "template", "spec"), (integer(manifest, "spec", "replicas") or 1) * (integer(role, "replicas") or 1)
+        spec = {"spec": {"replicas": replicas}, "part": text(role, "name") if len(served) > 1 else ""}
+        container = _on_one_node(manifest, integer(role, "podGroupSize"), pod)
+        engines.append(_of_platform(manifest, "StormService", container, pod, metadata=mapping(role, "template", "metadata"), **spec))
+        engines[-1].report.dropped += [_BOTH.format("the role prefill")] if len(served) < len(roles) else []
+    return engines
+
+
+def _of_dynamo(manifest: Manifest) -> list[Engine]:
+    """Return an engine for each worker of a DynamoGraphDeployment that runs vLLM, without those that only prefill."""
+    engines, services = [], {name: mapping(each) for name, each in mapping(manifest, "spec", "services").items()}
+    words = {name: _words(mapping(each, "extraPodSpec", "mainContainer")) for name, each in services.items()}
+    workers = [name for name in services if any(_DYNAMO in word for word in words[name])]
+    served = [name for name in workers if not _PREFILL.search(" ".join([*words[name], text(services[name], "subComponentType")]))]
+    for name in served:
+        each, pod = services[name], mapping(services[name], "extraPodSpec")
+        main, sizes, secret = mapping(pod, "mainContainer"), mapping(each, "resources"), text(each, "envFromSecret")
+        limits = {**mapping(sizes, "limits"), GPU_RESOURCE: mapping(sizes, "limits").get("gpu") or mapping(sizes, "requests").get("gpu")}
+        container = {
+            **_on_one_node(manifest, integer(each, "multinode", "nodeCount"), {"containers": [{**main, "name": "main"}]}),
+            "image": "",  # its tag counts Dynamo
+            "command": [],
+            "args": [word.replace(_DYNAMO, _SERVER) for word in words[name]],
+            "env": [*objects(manifest, "spec", "envs"), *objects(each, "envs"), *objects(main, "env")],
+            "envFrom": [*objects(main, "envFrom"), *([{"secretRef": {"name": secret}}] if secret else [])],
+        }
+        parts = {"spec": {"replicas": integer(each, "replicas")}, "part": name if len(served) > 1 else ""}
+        parts["limits"] = {resource: limits.get(resource) for resource in (GPU_RESOURCE, "cpu", "memory")}
+        engine = _of_platform(manifest, "DynamoGraphDeployment", container, pod, metadata=mapping(each, "extraPodMetadata"), **parts)
+        engine.report.dropped += load_tables()["service of Dynamo"].dropped_from(each, f"spec.services.{name}.")
+        engine.report.dropped += [_BOTH.format(f"the service {other}") for other in workers if other not in served]
+        engines.append(engine)
+    return engines
+
+
+def _of_kubeai(manifest: Manifest) -> Engine:
+    """Return the engine of a Model of KubeAI, under the name of the Model."""
+    spec, name = mapping(manifest, "spec"), text(manifest, "metadata", "name")
+    if text(spec, "engine") != "VLLM":
+        raise ImportRefusedError(f"the Model {name} of KubeAI has the engine {text(spec, 'engine')}, not VLLM")
+    profile, _, count = text(spec, "resourceProfile").partition(":")
+    container = {"env": [{"name": key, "value": str(value)} for key, value in mapping(spec, "env").items()]}
+    parts = {
+        "limits": {GPU_RESOURCE: count or 1},
+        "advice": [_PROFILE.format(profile), *([_TO_ZERO] if not integer(spec, "minReplicas") else [])],
+        "spec": {"replicas": max(1, integer(spec, "replicas") or integer(spec, "minReplicas") or 1)},
+        "adapters": [{"name": text(each, "name"), "uri": text(each, "url")} for each in objects(spec, "adapters")],
+    }
+    return _of_platform(manifest, "Model of KubeAI", container, {}, model=text(spec, "url").partition("?")[0], served_name=name, **parts)
+
+
+def _of_kaito(manifest: Manifest) -> Engine:
+    """Return the engine of a Workspace or InferenceSet of KAITO: of its Pod template, or of a preset with a name on the hub."""
+    spec, kind = (mapping(manifest, "spec", "template") or manifest), text(manifest, "kind")
+    template, name = mapping(spec, "inference", "template"), text(spec, "inference", "preset", "name")
+    pod, model = mapping(template, "spec"), f"hf://{name}" if "/" in name else name
+    container, metadata = _on_one_node(manifest, integer(spec, "resource", "count"), pod), mapping(template, "metadata")
+    parts = {"model": model, "served_name": name.rpartition("/")[2], "advice": [_INSTANCE]}
+    return _of_platform(manifest, f"{kind} of KAITO", container, pod, metadata=metadata, **parts)
+
+
+def _of_model_service(values: Manifest) -> Engine:
+    """Return the engine of the Pods for decode in values of llm-d's chart, with the flags that the chart adds."""
+    decode, model, name = mapping(values, "decode"), mapping(values, "modelArtifacts"), text(values, "modelArtifacts", "name")
+    sizes, types = mapping(decode, "parallelism"), mapping(decode, "acceleratorTypes")
+    if (vendor := text(decode, "accelerator", "type") or text(values, "accelerator", "type") or "nvidia") != "nvidia":
+        raise ImportRefusedError(f"the values are for accelerators of the type {vendor}. The operator supports NVIDIA GPUs only")
+    container = _on_one_node({"kind": "values of llm-d"}, 2 if values.get("multinode") else integer(sizes, "workers"), decode)
+    counts = {size: read_integer(sizes.get(size)) or 1 for size in ("tensor", "data")}
+    is_own = text(container, "modelCommand") in ("", "custom")
+    match = {"key": text(types, "labelKey"), "operator": "In", "values": _listed(types, "labelValues")}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [match]}]}}
+    pod = {**decode, **({"affinity": {"nodeAffinity": required}} if match["key"] else {})}
+    parts = {
+        "name": name.rpartition("/")[2],
+        "flags": {} if is_own else {f"{size}ParallelSize": count for size, count in counts.items() if count > 1},
+        "limits": {GPU_RESOURCE: counts["tensor"] * counts["data"], **mapping(container, "resources", "limits")},
+        "model": text(model, "uri").replace("{{ .Values.modelArtifacts.name }}", name),
+        "served_name": name,
+        "spec": {"replicas": integer(decode, "replicas"), "rollout": _rollout(mapping(decode, "strategy"))},
+    }
+    return _of_platform(values, "values of llm-d", container, pod, **parts)
+
+
+def _on_one_node(source: Manifest, nodes: int | None, pod: Manifest) -> Manifest:
+    """Return the container that runs vLLM. Raises ImportRefusedError for an engine on several nodes."""
+    if (nodes or 1) > 1:
+        told = f"{_named(source)} runs an engine on {nodes} nodes, which this command does not read"
+        raise ImportRefusedError(f"{told}. Write the VLLMDeployment yourself, or choose a machine with as many GPUs as the model needs")
+    return _container(pod)
+
+
+def _of_platform(manifest: Manifest, kind: str, container: Manifest, pod: Manifest, **given: Any) -> Engine:
+    """Return an engine of what is given and of the fields that the table of this kind places. `part` is its name among several engines."""
+    parts: dict[str, Any] = {"container": {}, "pod": {}, "metadata": {}, "flags": {}, "engine": {}, "words": []}
+    table, report = load_tables()[kind], Report(advice=given.pop("advice", [_NEW_SERVICE]))
+    table.place(manifest, parts)
+    report.dropped += table.dropped_from(manifest)
+    limits = {**mapping(parts, "container", "resources", "limits"), **mapping(container, "resources", "limits"), **given.pop("limits", {})}
+    words = [*_words(container), *words_of_settings(parts["flags"] | given.pop("flags", {})), *_listed(parts, "words")]
+    env = [*objects(container, "env"), *objects(parts, "container", "env")]
+    resources = {**mapping(container, "resources"), "limits": {name: amount for name, amount in limits.items() if amount}}
+    whole = {**parts["container"], **container, "args": words, "command": [], "env": env, "resources": resources}
+    name = "-".join(filter(None, (given.pop("name", "") or text(manifest, "metadata", "name"), given.pop("part", ""))))
+    metadata = _pod_metadata(report, manifest, parts["metadata"], given.pop("metadata", {}))
+    known, secret = parts["engine"], text(parts, "engine", "token", "name")
+    spec = {"replicas": integer(known, "replicas"), "rollout": _rollout({"type": known.get("strategy")})}
+    token = {"name": secret, "key": text(known, "token", "key") or "HF_TOKEN"} if secret else {}
+    common = {"namespace": text(manifest, "metadata", "namespace"), "model": text(known, "model"), "token": token, "spec": spec}
+    engine = {"container": whole, "pod": {**parts["pod"], **pod}, "metadata": metadata, "report": report, **common, **given}
+    return Engine(source=f"{kind} {name}", name=name, **engine)
+
+
 def _cache_variables(cache: Manifest) -> list[Manifest]:
     """Return the variables by which the chart configures LMCache; none if it is off."""
     cpu, disk = cache.get("cpuOffloadingBufferSize"), cache.get("diskOffloadingBufferSize")
@@ -394,7 +550,7 @@ def _container(pod: Manifest) -> Manifest:
     containers = list(objects(pod, "containers"))
     by_words = [each for each in containers if _has_vllm(each)]
     by_gpu = [each for each in containers if any(name.startswith("nvidia.com/") for name in mapping(each, "resources", "limits"))]
-    by_name = [each for each in containers if each.get("name") in ("main", "kserve-container")]
+    by_name = [each for each in containers if each.get("name") in ("main", "kserve-container", "vllm")]
     return next(iter([*by_words, *by_gpu, *by_name]), {})
 
 

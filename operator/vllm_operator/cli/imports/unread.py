@@ -19,7 +19,7 @@ _SERVER = (
     *("clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy", "internalTrafficPolicy", "revisionHistoryLimit", "serviceAccount"),
     *("terminationMessagePath", "terminationMessagePolicy"),
 )
-_DESCRIBED = ("command", "enableEngine", "name", "ports", "spec.template.metadata", "type", "v0", "v1", *PROBES)
+_DESCRIBED = ("command", "componentType", "enableEngine", "name", "ports", "spec.template.metadata", "type", "v0", "v1", *PROBES)
 _NEUTRAL = {*_IDENTITY, *_SERVER, *_DESCRIBED}
 """Fields whose loss nobody notices: identity, what the API server adds, and parts of what is read together. The tables have more."""
 _DEFAULTS: dict[str, Any] = {
