@@ -330,8 +330,8 @@ def test_gpus_of_own_pods_with_an_earlier_plan_are_not_said_to_be_free(own: dict
     made = make_plan(resource, used_inventory(), known()).plan
     assert made is not None
     outcome = kept(resource, replace(used_inventory("h100"), own=own), made, Standing.WAITING)
-    assert outcome.room is not None
-    assert outcome.room.others == others
+    assert outcome.free is not None
+    assert outcome.free.others == others
 
 
 def test_a_gpu_that_is_free_for_some_replicas_comes_before_one_that_is_free_for_none() -> None:

@@ -23,7 +23,7 @@ from vllm_operator.api.conditions import (
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.caches.activity import CacheActivity
 from vllm_operator.logs.state import CacheEvidence, Progress, Stage, StartupState
-from vllm_operator.planning.outcome import Outcome, Room
+from vllm_operator.planning.outcome import FreeGPUs, Outcome
 from vllm_operator.status.observation import Exposure, ObjectProblem
 from vllm_operator.status.report import report
 
@@ -149,7 +149,7 @@ SITUATIONS = {
     "the nodes of the plan are taken, and others are free": Situation(
         o.observe(
             o.unschedulable_pod(),
-            outcome=replace(planned_for("NVIDIA-H200", today="NVIDIA-B200"), room=Room(0, (), is_open=False, is_better=True)),
+            outcome=replace(planned_for("NVIDIA-H200", today="NVIDIA-B200"), free=FreeGPUs(0, (), is_open=False, is_better=True)),
         ),
         "Ready",
         "False",
@@ -159,7 +159,7 @@ SITUATIONS = {
     "the nodes of the plan are taken, and the others too": Situation(
         o.observe(
             o.unschedulable_pod(),
-            outcome=replace(planned_for("NVIDIA-H200", today="NVIDIA-B200"), room=Room(0, (), is_open=True, is_better=False)),
+            outcome=replace(planned_for("NVIDIA-H200", today="NVIDIA-B200"), free=FreeGPUs(0, (), is_open=True, is_better=False)),
         ),
         "Ready",
         "False",
@@ -173,7 +173,9 @@ SITUATIONS = {
         o.observe(
             o.unschedulable_pod(),
             spec={"accelerator": {"products": ["NVIDIA-H200"]}},
-            outcome=replace(planned_for("NVIDIA-H200", today="NVIDIA-H200"), room=Room(0, ("NVIDIA-B200",), is_open=True, is_better=False)),
+            outcome=replace(
+                planned_for("NVIDIA-H200", today="NVIDIA-H200"), free=FreeGPUs(0, ("NVIDIA-B200",), is_open=True, is_better=False)
+            ),
         ),
         "Ready",
         "False",

@@ -20,7 +20,7 @@ from vllm_operator.caches.activity import HeldRollout
 from vllm_operator.catalog.entry import read_data
 from vllm_operator.inventory.pools import Taint
 from vllm_operator.logs.state import Stage
-from vllm_operator.planning.outcome import Room
+from vllm_operator.planning.outcome import FreeGPUs
 from vllm_operator.pods.view import read_pod
 from vllm_operator.status.knowledge import Messages, load_knowledge
 from vllm_operator.status.progressing import Obstacle
@@ -39,7 +39,7 @@ FACTS: dict[str, Any] = {
     "usual": Estimate(35, "with a small model", o.NOW),
     "change": Change("spec.replicas", "kubectl-edit", o.stamp(0)),
     "held": HeldRollout(needed=2, count=8, device="B200", room=1, most=3),
-    "free": Room(0, ("NVIDIA-B200",), is_open=True, is_better=True),
+    "free": FreeGPUs(0, ("NVIDIA-B200",), is_open=True, is_better=True),
     "metadata": Metadata(name="vllm-a", namespace="models"),
     "obstacle": Obstacle("gpu-1", 1, (Taint("a", "b", "NoSchedule"),)),
 }

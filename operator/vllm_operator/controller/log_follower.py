@@ -1,8 +1,8 @@
 r"""Follow the log of one run of a container until the run ends or the Pod serves.
 
-A log is read in attempts, each of which is one request. `Outcome` is the result of an attempt, and decides the next step: pause, read the
-Pod, or stop. The end of a stream does not mean that the run has ended: the kubelet may have restarted. So the follower then reads the Pod,
-whose status decides. After the end of the run it reads the log once more to its end, because the stream may have been interrupted.
+A log is read in attempts, each of which is one request. `ReadOutcome` is the result of an attempt, and decides the next step: pause, read
+the Pod, or stop. The end of a stream does not mean that the run has ended: the kubelet may have restarted. So the follower then reads the
+Pod, whose status decides. After the end of the run it reads the log once more to its end, because the stream may have been interrupted.
 
 If more logs are needed than may be open at the same time, they take turns. While others wait, a log is read to its present end instead of
 followed, so that its connection is free for the next log.
@@ -275,7 +275,7 @@ class RunLog:
                 self._begins_at = moment
 
 
-class Outcome(Enum):
+class ReadOutcome(Enum):
     """The result of an attempt to read a log without an error."""
 
     END = auto()
@@ -329,7 +329,7 @@ class Follower:
         self._dead = run.previous or run.ended_at is not None
         self._began_as_previous = run.previous
         self._has_read_end = False
-        self._outcome: Outcome | LogProblem | None = None
+        self._outcome: ReadOutcome | LogProblem | None = None
         self._tail_lines: int | None = None  # number of lines at the end of a log that grows too fast, to be read next
         self._is_open = False  # the response of the current attempt has begun
         self._quiet_since: float | None = None  # since when the open stream has nothing to parse
@@ -409,20 +409,20 @@ class Follower:
     async def _read_all(self) -> None:
         """Read until the run is over or the Pod serves. Raises only errors of the parser."""
         tries = misses = 0
-        while self._dead or not self._is_due() or self._outcome is Outcome.POLLED:
+        while self._dead or not self._is_due() or self._outcome is ReadOutcome.POLLED:
             was_dead, lines = self._dead, self._log.latest.lines
             outcome = self._outcome = await self._attempt()
             tries = 0 if self._log.latest.lines > lines else tries + 1
-            misses += was_dead and outcome in (Outcome.DOUBTFUL, LogProblem.GONE)  # the kubelet does not have the log, or not yet
-            self._has_read_end = was_dead and (outcome is Outcome.END or misses >= ENDED_TRIES)
+            misses += was_dead and outcome in (ReadOutcome.DOUBTFUL, LogProblem.GONE)  # the kubelet does not have the log, or not yet
+            self._has_read_end = was_dead and (outcome is ReadOutcome.END or misses >= ENDED_TRIES)
             # Only the end of a stream needs a look at the Pod. Anything else says nothing about it, and the watch reports its end.
-            if self._has_read_end or (outcome in (Outcome.END, Outcome.DOUBTFUL) and await self._is_over()):
+            if self._has_read_end or (outcome in (ReadOutcome.END, ReadOutcome.DOUBTFUL) and await self._is_over()):
                 return
             self._catch_up()  # the report must not wait for the next attempt
             self._publish()
             await self._rest(self._pause_seconds(outcome, tries))
 
-    async def _attempt(self) -> Outcome | LogProblem:
+    async def _attempt(self) -> ReadOutcome | LogProblem:
         try:
             async with self._slots.hold(self.run.namespace):
                 outcome = await self._read()
@@ -433,7 +433,7 @@ class Follower:
             return self._failed(LogProblem.FORBIDDEN, error)
         except ClusterError as error:
             return self._failed(LogProblem.UNREACHABLE, error)
-        if outcome is not Outcome.DOUBTFUL:
+        if outcome is not ReadOutcome.DOUBTFUL:
             self.unread = None
         return outcome
 
@@ -446,7 +446,7 @@ class Follower:
                 self._changed()
         return problem
 
-    async def _read(self) -> Outcome:
+    async def _read(self) -> ReadOutcome:
         is_scarce, was_due, was_dead = self._slots.waiting > 0, self._is_due(), self._dead
         # a kubelet without an inotify instance left refuses to follow, and may not refuse to read
         follow = not (was_dead or was_due or is_scarce or isinstance(self._outcome, LogProblem))
@@ -470,17 +470,17 @@ class Follower:
             while not stream.done():
                 self._look()
                 if follow and self._should_close(began):
-                    return Outcome.CLOSED
+                    return ReadOutcome.CLOSED
                 await self._sleep(self._seconds_to_next_look())
             stream.result()
         finally:
             stream.cancel()
             await asyncio.gather(stream, return_exceptions=True)
         if self._tail_lines is not None or (was_due and not was_dead):
-            return Outcome.CLOSED
+            return ReadOutcome.CLOSED
         if is_scarce and not was_dead:
-            return Outcome.POLLED
-        return Outcome.DOUBTFUL if self._log.is_unsure or not self._log.latest.lines else Outcome.END
+            return ReadOutcome.POLLED
+        return ReadOutcome.DOUBTFUL if self._log.is_unsure or not self._log.latest.lines else ReadOutcome.END
 
     async def _stream(self, request: LogRequest) -> None:
         pace = Pace(self._clock())
@@ -531,9 +531,9 @@ class Follower:
     def _is_due(self) -> bool:
         return self._stop_at is not None and self._clock() >= self._stop_at
 
-    def _pause_seconds(self, outcome: Outcome | LogProblem, tries: int) -> float:
+    def _pause_seconds(self, outcome: ReadOutcome | LogProblem, tries: int) -> float:
         """Return the pause after an attempt in seconds. `tries` is the number of consecutive attempts without output."""
-        pauses = {Outcome.CLOSED: 0.0, Outcome.POLLED: TURN_SECONDS, LogProblem.FORBIDDEN: FORBIDDEN_SECONDS}
+        pauses = {ReadOutcome.CLOSED: 0.0, ReadOutcome.POLLED: TURN_SECONDS, LogProblem.FORBIDDEN: FORBIDDEN_SECONDS}
         retry = RETRY_SECONDS[min(max(0, tries - 1), len(RETRY_SECONDS) - 1)]
         return pauses.get(outcome, retry) * random.uniform(0.8, 1.2)  # spread the requests
 

@@ -14,7 +14,7 @@ from vllm_operator.text.wording import count, few
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class FreeGPUs:
     """What is free for a plan whose Pods have no node: for how many `replicas` its GPU, and which `others` that the spec does not allow.
 
     `is_open`: whether the operator takes another GPU that the spec allows. `is_better`: whether the GPU of a new plan is free.
@@ -30,7 +30,7 @@ class Room:
 class Outcome:
     """`plan` is None unless `accepted` and `planned` are True. For the current plan, `today` is a new one, and `drift` the differences.
 
-    `room` is known for a current plan whose Pods have no node.
+    `free` is known for a current plan whose Pods have no node.
     """
 
     accepted: Verdict
@@ -38,7 +38,7 @@ class Outcome:
     plan: Plan | None
     drift: tuple[str, ...] = ()
     today: "Outcome | None" = None
-    room: Room | None = None
+    free: FreeGPUs | None = None
 
     @property
     def refusal(self) -> Verdict | None:

@@ -52,6 +52,7 @@ class Standing(Enum):
 
 
 NEEDS_ROOM = (Standing.OPEN, Standing.WAITING)
+"""Standings with a Pod that has no node, so that it matters which GPUs are free."""
 
 
 def standing_of(resource: VLLMDeployment, pods: Iterable[PodView], *, ran: bool) -> Standing:
@@ -188,19 +189,19 @@ def keep_plan(pinned: Plan, fresh: Outcome, gpus: GPUs, preset_change: str = "",
     if fresh.refusal is not None:
         message = f"{summarize_gpu(pinned, gpus)} The current plan stays. A new plan is not possible now: {fresh.refusal.message}"
         verdict = Verdict(TRUE, Reason.PLAN_DRIFTED, whole_sentences(message, MESSAGE_LIMIT, at_least=200))
-        return Outcome(VALID_SPEC, verdict, pinned, (refusal_of(fresh),), fresh, fresh.room)
+        return Outcome(VALID_SPEC, verdict, pinned, (refusal_of(fresh),), fresh, fresh.free)
     drift = [preset_change] if preset_change else []
     drift += [difference.text for difference in compare(pinned, fresh.plan)] if fresh.plan else []
     shown = pinned.model_copy(update={"provisioner": fresh.plan.provisioner}) if fresh.plan else pinned  # the nodes may exist by now
     if not drift:
-        return Outcome(VALID_SPEC, Verdict(TRUE, reason, summarize(shown, gpus)), pinned, today=fresh, room=fresh.room)
+        return Outcome(VALID_SPEC, Verdict(TRUE, reason, summarize(shown, gpus)), pinned, today=fresh, free=fresh.free)
     if is_preset_gone:
         message = say("plan.without-preset", summary=summarize(shown, gpus, with_notes=False), change=preset_change)
-        return Outcome(VALID_SPEC, Verdict(TRUE, Reason.PLAN_DRIFTED, message), pinned, tuple(drift), fresh, fresh.room)
+        return Outcome(VALID_SPEC, Verdict(TRUE, Reason.PLAN_DRIFTED, message), pinned, tuple(drift), fresh, fresh.free)
     more = f" And {len(drift) - DIFFERENCES_IN_MESSAGE} more." if len(drift) > DIFFERENCES_IN_MESSAGE else ""
     summary, differences = summarize(shown, gpus, with_notes=False), f"{' '.join(drift[:DIFFERENCES_IN_MESSAGE])}{more}"
     message = say("plan.drifted", summary=summary, differences=differences, annotation=REPLAN_ANNOTATION)
-    return Outcome(VALID_SPEC, Verdict(TRUE, Reason.PLAN_DRIFTED, message), pinned, tuple(drift), fresh, fresh.room)
+    return Outcome(VALID_SPEC, Verdict(TRUE, Reason.PLAN_DRIFTED, message), pinned, tuple(drift), fresh, fresh.free)
 
 
 def with_cache_generation(pinned: Plan, resource: VLLMDeployment, generation: int) -> Plan:

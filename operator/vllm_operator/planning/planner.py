@@ -28,7 +28,7 @@ from vllm_operator.planning.engine import image, overrides, serving
 from vllm_operator.planning.engine.adapters import check_adapters, plan_adapters
 from vllm_operator.planning.engine.backends import BackendDecision, choose_backends
 from vllm_operator.planning.engine.rule_input import describe_rule_input
-from vllm_operator.planning.outcome import Outcome, Room, not_accepted, summarize
+from vllm_operator.planning.outcome import FreeGPUs, Outcome, not_accepted, summarize
 from vllm_operator.planning.placement import explanations, targets
 from vllm_operator.planning.placement.fitting import (
     MIB_PER_GIB,
@@ -168,11 +168,11 @@ class _FreshPlan:
         found = targets.find_others(request, inventory.with_own_in_use(), self.catalog) if is_limited else ()  # old Pods may serve there
         others = free_products(found, but=chosen.compared)
         is_better = bool(target.free) and target.rank < rank
-        room = Room(free, others, is_open, is_better)
+        around = FreeGPUs(free, others, is_open, is_better)
         if not is_better and (targets.in_use_of(target.pool), target.shape.count) != (gpu, pinned.count):
-            return replace(self.outcome(), room=room)
+            return replace(self.outcome(), free=around)
         if not (is_better and is_open):
-            return replace(anew._made(choice), room=room)
+            return replace(anew._made(choice), free=around)
         before, when = self.catalog.gpus.title(pinned.product, pinned.architecture), explanations.time_of(inventory)
         enough, after = "enough" if target.rank is Rank.FREE else "some", gpu_name(target.title, target.pool)
         return anew._made(choice, say("choice.again", before=before, when=when, enough=enough, after=after))

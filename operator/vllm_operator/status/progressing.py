@@ -100,11 +100,11 @@ def _state_text(observed: Observation, view: PodFacts, block: StartupStatus | No
 def _unschedulable(observed: Observation, view: PodFacts) -> dict[str, Any]:
     outcome, say = observed.outcome, observed.messages.say
     if outcome.plan is not None and not view.has_caches_of(outcome.plan):
-        outcome = replace(outcome, plan=None, today=None, room=None)  # a Pod that the rollout is going to replace
+        outcome = replace(outcome, plan=None, today=None, free=None)  # a Pod that the rollout is going to replace
     plan, today = outcome.plan, outcome.today.plan if outcome.today is not None else None
     gpu = plan.product if plan is not None else None
-    found, room, wanted = find_obstacle(observed, view), outcome.room, observed.resource.spec.accelerator or AcceleratorSpec()
-    gpu_today = today.product if gpu and today and today.product != gpu and (room is None or room.is_better) else None
+    found, free, wanted = find_obstacle(observed, view), outcome.free, observed.resource.spec.accelerator or AcceleratorSpec()
+    gpu_today = today.product if gpu and today and today.product != gpu and (free is None or free.is_better) else None
     advice = say(
         unschedulable_advice(view.message or "", found, has_other_plan=gpu_today is not None),
         obstacle=found,
@@ -114,8 +114,8 @@ def _unschedulable(observed: Observation, view: PodFacts) -> dict[str, Any]:
         serving=observed.serving if observed.serving < observed.wanted else 0,  # during a rollout, there may be one replica more
         gpu=gpu,
         gpu_today=gpu_today,
-        free=room,
-        moves=room is not None and room.is_open and not wanted.uuids and len(wanted.products or ()) != 1,
+        free=free,
+        moves=free is not None and free.is_open and not wanted.uuids and len(wanted.products or ()) != 1,
         is_limited=wanted.is_limited,
         metadata=observed.resource.metadata,
     )

@@ -135,7 +135,7 @@ def _deadlines(observed: Observation, crashes: Crashes) -> Iterator[datetime | N
         _seconds_to_next_try(observed) if observed.apply_error else None,
         optional_objects.GATEWAY_SECONDS if observed.exposure.awaits_gateway else None,
         None if observed.activity.recheck_seconds is None else max(_SOON, observed.activity.recheck_seconds),
-        FREE_SECONDS if outcome.room is not None and observed.activity.rollout is None else None,
+        FREE_SECONDS if outcome.free is not None and observed.activity.rollout is None else None,
     ]
     yield from (observed.now + timedelta(seconds=each) for each in seconds if each is not None)
     yield claims.binding_deadline(observed)
