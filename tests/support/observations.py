@@ -141,6 +141,14 @@ HANG = "Engine hangs: 3 requests are running, no token since 14:02:10 UTC; /heal
 """What the readiness probe says about an engine that hangs."""
 
 
+def member(manifest: dict[str, Any], rank: int, *, created: float = -400) -> dict[str, Any]:
+    """A Pod as a member of the first group of a LeaderWorkerSet."""
+    group = "leaderworkerset.sigs.k8s.io"
+    labels = {f"{group}/group-index": "0", f"{group}/worker-index": str(rank), f"{group}/template-revision-hash": "7f"}
+    metadata = manifest["metadata"] | {"labels": labels, "creationTimestamp": stamp(created)}
+    return manifest | {"metadata": metadata, "spec": manifest["spec"] | {"nodeName": f"node-{'ab'[rank]}"}}
+
+
 def hang_event(name: str = "vllm-a-x1", *, seconds: float = -5) -> dict[str, Any]:
     return event("Unhealthy", f"Readiness probe failed: {HANG}\n", name=name, seconds=seconds)
 
@@ -254,7 +262,7 @@ def following(observation: Observation, status: VLLMDeploymentStatus) -> Observa
 
 def with_views(values: Mapping[str, Any]) -> dict[str, Any]:
     """The same values, with parsed Pods."""
-    pods = {name: values[name] for name in ("pods", "primers") if name in values}
+    pods = {name: values[name] for name in ("pods", "followers", "primers") if name in values}
     return {**values, **{name: tuple(it if isinstance(it, PodView) else read_pod(it) for it in found) for name, found in pods.items()}}
 
 

@@ -137,7 +137,12 @@ class CacheContext:
 
 def is_replica(pod: PodView) -> bool:
     """Return whether a Pod serves requests."""
-    return not has_role(pod.manifest, Role.PRIMER, Role.CLEANING, Role.PUBLISHING, Role.FETCHING)
+    return not has_role(pod.manifest, Role.FOLLOWER, Role.PRIMER, Role.CLEANING, Role.PUBLISHING, Role.FETCHING)
+
+
+def is_follower(pod: PodView) -> bool:
+    """Return whether a Pod belongs to a replica on several nodes, and is not its leader."""
+    return has_role(pod.manifest, Role.FOLLOWER)
 
 
 def is_primer(pod: PodView) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from vllm_operator.catalog.startup import StartupKnowledge
 from vllm_operator.cli.terminal import paragraph
 from vllm_operator.logs.parser import StartupParser
-from vllm_operator.logs.ranks import GroupDiagnosis, Rank, Verdict, diagnose_ranks
+from vllm_operator.logs.ranks import GroupDiagnosis, Rank, Standing, diagnose_ranks
 from vllm_operator.logs.state import Crash, Stage
 from vllm_operator.text.wording import count
 
@@ -26,7 +26,7 @@ class Group(NamedTuple):
     def is_told_by_one_log(self) -> bool:
         """Whether the only log that was given says everything."""
         (only, *others), found = self.ranks, self.diagnosis
-        is_elsewhere = found.verdict is Verdict.WAITING or (found.verdict is Verdict.CRASHED and found.rank != only.number)
+        is_elsewhere = found.standing is Standing.WAITING or (found.standing is Standing.CRASHED and found.rank != only.number)
         return not others and not is_elsewhere
 
     def where(self, number: int | None) -> str:
@@ -89,19 +89,19 @@ def group_as_json(group: Group, crash: dict[str, Any] | None) -> dict[str, Any]:
         }
         for it in group.ranks
     ]
-    return {"verdict": found.verdict.value, "rank": found.rank, "crash": crash, "ranks": ranks}
+    return {"standing": found.standing.value, "rank": found.rank, "crash": crash, "ranks": ranks}
 
 
 def _headline(group: Group) -> str:
     found = group.diagnosis
     what = _name(found.crash) if found.crash is not None else ""
     has_served = any(it.stage is Stage.READY for it in group.ranks)
-    match found.verdict:
-        case Verdict.CRASHED:
+    match found.standing:
+        case Standing.CRASHED:
             return f"Crashed{' while serving' if has_served else ''}: {what}, {group.where(found.rank)}"
-        case Verdict.WAITING:
+        case Standing.WAITING:
             return f"Waiting for {group.where(found.rank)}: {what}" if found.rank is not None else f"Waiting: {what}"
-        case Verdict.SERVING:
+        case Standing.SERVING:
             return "Started: the server is ready"
     return f"Not ready and not crashed: {group.where(found.rank)} has made the least progress"
 

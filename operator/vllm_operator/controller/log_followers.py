@@ -15,6 +15,7 @@ from vllm_operator.controller.log_share import LogShare, Slots
 from vllm_operator.kube.client import ClusterClient, Key, Manifest
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.state import Stage, StartupState, UnreadLog
+from vllm_operator.pods.owner import place_of
 from vllm_operator.pods.view import is_ready
 
 RunKey = tuple[str, int]
@@ -55,13 +56,15 @@ class Followers:
         """
         followers = self._runs.setdefault(key, {})
         by_uid = {pod["metadata"]["uid"]: pod for pod in pods}
+        serving = {place_of(pod) for pod in by_uid.values() if is_ready(pod)}
         for run_key in [run_key for run_key in followers if run_key[0] not in by_uid]:
             followers.pop(run_key).stop()
         for uid, pod in by_uid.items():
             fetches = is_fetching(pod)
             runs = runs_to_follow(pod, FETCH_WEIGHTS_CONTAINER if fetches else CONTAINER)
             self._read_missed(key, uid, pod)
-            serves = is_ready(pod) and not fetches
+            place = place_of(pod)  # a follower is always Ready, and serves if its leader does
+            serves = is_ready(pod) and not fetches and (place is None or (place[0], 0) in serving)
             if not serves or pod["metadata"]["name"] in starting:
                 for run in runs:
                     self._start(key, run)

@@ -18,7 +18,7 @@ from vllm_operator.api.events import EventDraft
 from vllm_operator.api.labels import FAILED_ANNOTATION, RAN_ANNOTATION, SERVED_ANNOTATION
 from vllm_operator.api.status import CacheStatus, VLLMDeploymentStatus
 from vllm_operator.caches.claims import describe_kept_owner, describe_lender, find_other_owners, may_ask_for_deletion
-from vllm_operator.caches.context import is_primer, is_replica
+from vllm_operator.caches.context import is_follower, is_primer, is_replica
 from vllm_operator.controller.act import ActionResult
 from vllm_operator.controller.apply import Refusal
 from vllm_operator.controller.explanations import ExplanationReader
@@ -152,6 +152,7 @@ class Reporter:
             missing_claims=snapshot.missing_claims,
             claim_holders=starts.holders,
             pods=() if of_earlier else tuple(filter(is_replica, snapshot.pods)),
+            followers=() if of_earlier else tuple(filter(is_follower, snapshot.pods)),
             primers=tuple(filter(is_primer, snapshot.pods)),
             jobs=tuple(result.jobs),
             pod_events=starts.events,

@@ -42,7 +42,9 @@ class Rank:
     @property
     def stage(self) -> Stage:
         """The stage of its start."""
-        return Stage.IMAGE_PULL if self.state is None or self.blocked else self.state.stage
+        if self.blocked or not (self.name or self.state):
+            return Stage.IMAGE_PULL
+        return self.state.stage if self.state is not None else Stage.PROCESS_START
 
     @property
     def progress(self) -> tuple[bool, int, float]:
@@ -51,7 +53,7 @@ class Rank:
         return (not self.blocked, _STAGES[self.stage], counted.completed / counted.total if counted and counted.total else 0.0)
 
 
-class Verdict(StrEnum):
+class Standing(StrEnum):
     """What an engine on several nodes does. Waiting: its start cannot proceed without a node that is missing."""
 
     CRASHED = "Crashed"
@@ -64,7 +66,7 @@ class Verdict(StrEnum):
 class GroupDiagnosis:
     """The state of an engine on several nodes."""
 
-    verdict: Verdict
+    standing: Standing
     rank: int | None  # the node with the root cause, else the one with the least progress; None if unknown
     crash: Crash | None = None  # the root cause, also of waiting
     consequences: tuple[tuple[int, Crash], ...] = ()  # what other nodes report because of it, by rank
@@ -115,27 +117,27 @@ def _lost(everyone: Sequence[Rank], failed: Sequence[tuple[Rank, Crash]], by_id:
 def _going(everyone: Sequence[Rank], by_id: dict[str, Signature]) -> GroupDiagnosis:
     """Return the state of an engine on nodes of which none has failed."""
     if any(it.stage is Stage.READY for it in everyone):
-        return GroupDiagnosis(verdict=Verdict.SERVING, rank=None)
+        return GroupDiagnosis(standing=Standing.SERVING, rank=None)
     waiting = [it for it in everyone if it.place.is_waiting and not it.blocked]
     limits = [
         it.state.stage_since + timedelta(seconds=it.place.timeout_seconds or DEFAULT_TIMEOUT_SECONDS)
         for it in waiting
         if it.state is not None and it.state.stage_since is not None
     ]
-    absent = [it for it in everyone if it.state is None and not it.blocked]
+    absent = [it for it in everyone if not (it.state or it.name or it.blocked)]  # no Pod, or no log
     reported = (it.state.obstacle for it in waiting if it.state is not None)
     obstacle = next((crash for crash in reported if crash is not None and not _follows(crash, by_id, set())), None)
     slowest, until = min(everyone, key=lambda it: it.progress), min(limits, default=None)
     if waiting and (absent or obstacle or len(waiting) == len(everyone)):
         rank = _only(absent)
         crash = obstacle or describe(by_id[MISSING], "", _about(rank))
-        return GroupDiagnosis(verdict=Verdict.WAITING, rank=rank.number if rank else None, crash=crash, gives_up_at=until)
-    return GroupDiagnosis(verdict=Verdict.STARTING, rank=slowest.number, gives_up_at=until)
+        return GroupDiagnosis(standing=Standing.WAITING, rank=rank.number if rank else None, crash=crash, gives_up_at=until)
+    return GroupDiagnosis(standing=Standing.STARTING, rank=slowest.number, gives_up_at=until)
 
 
 def _crashed(rank: Rank | None, crash: Crash, failed: Sequence[tuple[Rank, Crash]]) -> GroupDiagnosis:
     others = tuple((it.number, lost) for it, lost in failed if rank is None or it.number != rank.number)
-    return GroupDiagnosis(verdict=Verdict.CRASHED, rank=rank.number if rank is not None else None, crash=crash, consequences=others)
+    return GroupDiagnosis(standing=Standing.CRASHED, rank=rank.number if rank is not None else None, crash=crash, consequences=others)
 
 
 def _follows(crash: Crash, by_id: dict[str, Signature], following: set[str]) -> bool:

@@ -1,8 +1,10 @@
 """Find crashes, name them, and tell which are in force.
 
-A crash is identified by its Pod and the number of restarts before it. `status.lastCrash` has the latest one. A recorded crash has been
-reported, and a restarted operator keeps it if the log is gone. It is written when the log has been read, or `SETTLING_SECONDS` after the
-end, whichever comes first, so that the event of a crash names its cause.
+A crash is identified by its Pod and the number of restarts before it. A replica on several nodes is recreated after a crash, with the
+same names: there, the number is that of the crashes before it of any Pod of the group since it last served, and a crash stays in force,
+although its Pod is gone, until the group serves or something is changed because of it. `status.lastCrash` has the latest one. A recorded
+crash has been reported, and a restarted operator keeps it if the log is gone. It is written when the log has been read, or
+`SETTLING_SECONDS` after the end, whichever comes first, so that the event of a crash names its cause.
 
 A crash that is in force is described by the condition `Crashed`. The record then omits the parts of that message that can be restored: the
 exit code from the Pod, and the texts from the signature and the line of the log. A restarted operator therefore describes the crash as
@@ -15,7 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from vllm_operator.api import reading
-from vllm_operator.api.conditions import Reason
+from vllm_operator.api.conditions import CRASHED, TRUE, Reason, find_condition
 from vllm_operator.api.status import CrashStatus
 from vllm_operator.catalog.startup import Signature
 from vllm_operator.catalog.templates import fill_in
@@ -23,6 +25,7 @@ from vllm_operator.logs.crash import REFUSED_REMEDY, UNKNOWN
 from vllm_operator.logs.state import Crash, LogProblem, Stage, StartupState, UnreadLog
 from vllm_operator.logs.termination import SAYS_NOTHING
 from vllm_operator.pods.view import Phase, Termination, killed_by_probe
+from vllm_operator.rendering.revision import find_revision
 from vllm_operator.status.knowledge import explain_end, match_pod
 from vllm_operator.status.observation import Observation, PodFacts
 from vllm_operator.text import wording
@@ -81,7 +84,7 @@ def find_crashes(observed: Observation) -> Crashes:
     """Find the crashes of the observed Pods."""
     findings = tuple(sorted(_findings(observed), key=lambda f: (_credible(observed, f.time), f.view.name), reverse=True))
     previous, latest = _recorded(observed), next((finding.status for finding in findings if finding.reportable_at is None), None)
-    if latest is None or previous is None or _is_same(latest, previous):
+    if latest is None or previous is None or _is_same(observed, latest, previous):
         return Crashes(findings, latest or previous, is_new=latest is not None and previous is None)
     found, before = (_credible(observed, reading.moment(crash.time)) for crash in (latest, previous))
     return Crashes(findings, previous if found < before else latest, is_new=found >= before)
@@ -92,13 +95,48 @@ def _credible(observed: Observation, time: datetime | None) -> str:
     return (reading.stamp(time) or "") if time is not None and time <= observed.now + CLOCK_SKEW else ""
 
 
-def _is_same(found: CrashStatus, previous: CrashStatus) -> bool:
-    return (found.pod, found.restarts) == (previous.pod, previous.restarts)
+def _is_same(observed: Observation, found: CrashStatus, previous: CrashStatus) -> bool:
+    return (_replica(observed, found), found.restarts) == (_replica(observed, previous), previous.restarts)
+
+
+def _replica(observed: Observation, crash: CrashStatus) -> str:
+    """Return the Pod of a crash, or for a replica on several nodes, the name of its leader."""
+    members = ((it.name, pod.group.members[0].name) for pod in observed.pod_facts if pod.group is not None for it in pod.group.members)
+    return dict(members).get(crash.pod, crash.pod)
+
+
+def _crashes_before(observed: Observation, view: PodFacts) -> int:
+    """Return the crashes of a replica on several nodes before the present Pods, since it last served."""
+    last = observed.previous.last_crash
+    if last is None or view.group is None or _replica(observed, last) != view.group.members[0].name:
+        return 0
+    time, known = reading.moment(last.time), last.restarts or 0
+    is_of_these = time is not None and view.created_at is not None and view.created_at <= time
+    return known if is_of_these else known + 1 if _is_reported(observed) else 0
+
+
+def _crash_before(observed: Observation, view: PodFacts) -> Finding | None:
+    """Return the crash of a replica on several nodes whose Pods are gone, while the present ones have not served; None without one."""
+    known = _recorded(observed) if view.phase not in _HAS_SERVED else None
+    if known is None or (run := known.restarts or 0) >= _crashes_before(observed, view):
+        return None
+    return Finding(view=view, run=run, time=reading.moment(known.time), in_force=True, reportable_at=None, status=known)
+
+
+def _is_reported(observed: Observation) -> bool:
+    """Return whether the last crash was in force at the last report, and nothing was changed because of it."""
+    condition, previous = find_condition(observed.previous.conditions, CRASHED), observed.previous
+    changed = [remedy.since for remedy in (previous.remediation.applied if previous.remediation is not None else ())]
+    changed += [previous.rollback.time] if previous.rollback is not None and previous.rollback.revision else []
+    revision = find_revision(observed.revisions, observed.revision)
+    changed += [reading.text(revision, "metadata", "creationTimestamp")] if revision is not None else []
+    time = previous.last_crash.time if previous.last_crash is not None else None
+    return condition is not None and condition.status is TRUE and time is not None and all(each <= time for each in changed)
 
 
 def _reported_before(observed: Observation, found: CrashStatus) -> CrashStatus | None:
     previous = _recorded(observed)
-    if previous is None or not _is_same(found, previous):
+    if previous is None or not _is_same(observed, found, previous):
         return None
     return previous.model_copy(update={"exit_code": found.exit_code}) if previous.exit_code is None else previous
 
@@ -123,6 +161,8 @@ def _findings(observed: Observation) -> Iterator[Finding]:
             yield _crashed(observed, view, hung, view.state.crash)
         elif ended is not None and view.phase not in (Phase.TERMINATING, Phase.CONTAINER_FAILED):
             yield _crashed(observed, view, ended if view.uid in with_messages else replace(ended, message=""))
+        elif (known := _crash_before(observed, view)) is not None:
+            yield known
 
 
 def _failed(observed: Observation, view: PodFacts) -> Finding:
@@ -137,18 +177,21 @@ def _crashed(observed: Observation, view: PodFacts, ended: Termination, known: C
     unread = observed.unread_logs.get((view.uid, ended.run)) if state is None and not view.container else None
     if state is not None and state.skipped_seconds:
         unread = UnreadLog(LogProblem.SKIPPED)
-    crash = known or _diagnose(observed, view, ended, state, unread)
-    found = _status(observed, view, crash, run=ended.run, code=ended.exit_code, time=ended.finished_at, unread=unread)
+    told = view.group.told if view.group is not None else None
+    crash = told or known or _diagnose(observed, view, ended, state, unread)
+    run = ended.run if view.group is None else _crashes_before(observed, view)
+    found = _status(observed, view, crash, run=run, code=ended.exit_code, time=ended.finished_at, unread=unread)
     previous = _reported_before(observed, found)
     reportable_at = None
     if ended.finished_at is not None and ended.finished_at <= observed.now + CLOCK_SKEW:  # else the time to wait is unknown
         reportable_at = ended.finished_at + timedelta(seconds=SETTLING_SECONDS)
     is_read = state is not None and state.is_final and ended.exit_code not in _ENDS_BY_A_PROBE
+    is_read = is_read and (view.group is None or _weight(observed, found) >= _STRONG)  # else the log of another node may say more
     is_reportable = is_read or (reportable_at is not None and reportable_at <= observed.now)
     status = _better(observed, previous, found)
     return Finding(
         view=view,
-        run=ended.run,
+        run=run,
         time=ended.finished_at,
         in_force=view.phase not in _HAS_SERVED,
         reportable_at=None if previous is not None or is_reportable or _weight(observed, found) >= _STRONG else reportable_at,
@@ -175,6 +218,8 @@ def _status(
     if crash.signature == UNKNOWN and crash.remedy != REFUSED_REMEDY:
         advice = f"unread_remedy.{unread.problem}" if unread is not None and clause in cause else "crash.unknown_remedy"
         remedy = observed.messages.say(advice, pod=view)
+    if view.group is not None:
+        cause = observed.messages.fit("crash.of_group", shrink=("cause",), limit=1000, cause=cause, pod=view, group=view.group)
     lines = (wording.clean(line, 400) for line in reversed((crash.excerpt or crash.line).splitlines()[-30:]))
     return CrashStatus(
         signature=wording.clean(crash.signature, 128),
@@ -207,9 +252,10 @@ def _weight(observed: Observation, crash: CrashStatus) -> int:
             return _PENDING if problem is LogProblem.PENDING else _UNREAD
         says_nothing = SAYS_NOTHING in cause or cause == observed.messages.say("crash.unexplained", unread="")
         return _NOTHING if says_nothing else _ERROR
-    if crash.signature in observed.knowledge.weak:
-        return _WEAK
     known = observed.knowledge.signatures.get(crash.signature)
+    follows = known is not None and known.follows_others and bool(observed.followers)  # the cause may be in a log that is still being read
+    if crash.signature in observed.knowledge.weak or follows:
+        return _WEAK
     return _USER_DEFINED if known is not None and known.is_user_defined else _STRONG
 
 

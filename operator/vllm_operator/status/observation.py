@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 from vllm_operator.api import reading
@@ -33,10 +34,13 @@ from vllm_operator.caches.address import cache_key_of
 from vllm_operator.caches.claims import ClaimHolder
 from vllm_operator.inventory.pools import Taint
 from vllm_operator.logs.progress import allowed_silence_seconds, infer_silence
-from vllm_operator.logs.state import Stage, StartupState, UnreadLog
+from vllm_operator.logs.ranks import LOST, GroupDiagnosis, Rank, Standing, diagnose_ranks
+from vllm_operator.logs.state import CacheEvidence, Crash, Stage, StartupState, UnreadLog
+from vllm_operator.logs.termination import SAYS_NOTHING
 from vllm_operator.planning.outcome import Outcome
+from vllm_operator.pods.owner import place_of
 from vllm_operator.pods.view import EventLog, Phase, PodView, refine
-from vllm_operator.status.knowledge import Knowledge, Messages
+from vllm_operator.status.knowledge import Knowledge, Messages, explain_end
 
 DEFAULT_STALL_SECONDS = 600
 IDLE_CORES = 0.05
@@ -112,6 +116,7 @@ class PodFacts(PodView):
     stall_check: StallCheck | None  # None if the engine does not run or already serves
     cache_key: str  # the cache directory, on any kind of volume; empty without one
     is_current: bool  # it has the current Pod template, according to the Deployment
+    group: "GroupFacts | None" = None  # of a Pod that represents a replica on several nodes
 
     @property
     def is_stalled(self) -> bool:
@@ -128,6 +133,29 @@ class PodFacts(PodView):
     def has_caches_of(self, plan: Plan) -> bool:
         """Return whether the Pod uses the cache directory of a plan. A Pod without a directory counts."""
         return self.cache_key in ("", plan.cache_key)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFacts:
+    """The Pods of a replica on several nodes."""
+
+    members: tuple[PodFacts, ...]  # those that exist, by rank
+    size: int
+    rank: int  # of the Pod that has this
+    diagnosis: GroupDiagnosis
+
+    @property
+    def told(self) -> Crash | None:
+        """The root cause, if another Pod has it or it is not an error in this Pod's log."""
+        found = self.diagnosis
+        is_own = found.crash is None or (found.rank == self.rank and found.crash.signature != LOST)
+        return None if is_own or found.standing is not Standing.CRASHED else found.crash
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        """The different images of its engines, as the kubelets have resolved them."""
+        engines = (reading.named(it.manifest, CONTAINER, "status", "containerStatuses", key="name") for it in self.members)
+        return tuple(sorted({image for engine in engines if (image := reading.text(engine, "imageID"))}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +214,7 @@ class Observation:
     missing_claims: Mapping[str, str] = field(default_factory=dict)  # PVCs that do not exist, with the field of the spec that names each
     claim_holders: Mapping[str, tuple[ClaimHolder, ...]] = field(default_factory=dict)  # Pods that keep a PVC from being deleted, by PVC
     pods: tuple[PodView, ...] = ()  # of the Deployment, including failed Pods and Pods that are being deleted
+    followers: tuple[PodView, ...] = ()  # the other Pods of replicas on several nodes; `pods` has their leaders
     primers: tuple[PodView, ...] = ()  # Pods that only fill a cache and never serve
     jobs: tuple[Manifest, ...] = ()  # those that have no Pod, or no Pod that is bound to a node
     pod_events: tuple[Manifest, ...] = ()  # about Pods, PVCs and Jobs; without them, some messages are less precise
@@ -232,13 +261,13 @@ class Observation:
 
     @cached_property
     def pod_facts(self) -> tuple[PodFacts, ...]:
-        """All replicas, worst first."""
-        return self._read_pods(self.pods)
+        """All replicas, worst first. A replica on several nodes is represented by the Pod that decides about its state."""
+        return tuple(sorted((_represent(self, pod) for pod in self.pods if pod.name), key=lambda pod: pod.severity))
 
     @cached_property
     def primer_facts(self) -> tuple[PodFacts, ...]:
         """The Pods that only fill a cache, worst first."""
-        return self._read_pods(self.primers)
+        return tuple(sorted((_read_pod(self, pod) for pod in self.primers if pod.name), key=lambda pod: pod.severity))
 
     @cached_property
     def starting(self) -> tuple[PodFacts, ...]:
@@ -261,9 +290,6 @@ class Observation:
         """Number of Pods, without terminating and failed ones. The Deployment's count follows a moment later."""
         return sum(pod.phase not in (Phase.TERMINATING, Phase.FAILED) for pod in self.pod_facts)
 
-    def _read_pods(self, pods: Iterable[PodView]) -> tuple[PodFacts, ...]:
-        return tuple(sorted((_read_pod(self, pod) for pod in pods if pod.name), key=lambda pod: pod.severity))
-
 
 def _read_pod(observed: Observation, pod: PodView) -> PodFacts:
     view = refine(pod, observed.log)
@@ -274,13 +300,75 @@ def _read_pod(observed: Observation, pod: PodView) -> PodFacts:
         state = infer_silence(state, observed.now, observed.knowledge.startup) if state is not None else None
         stage = state.stage if state is not None else Stage.PROCESS_START
     return PodFacts(
-        **{field.name: getattr(view, field.name) for field in fields(view)},
+        **{field.name: getattr(view, field.name) for field in fields(PodView)},
         state=state,
         stage=stage,
         stall_check=_check_stall(observed, view, state, stage),
         cache_key=cache_key_of(pod.manifest.get("spec")) or "",
         is_current=observed.rollout.template in (None, _template(pod)),
     )
+
+
+def _represent(observed: Observation, leader: PodView) -> PodFacts:
+    """Return the Pod that decides about the state of a replica. On one node, there is no other."""
+    place = place_of(leader.manifest)
+    if place is None:
+        return _read_pod(observed, leader)
+    others = [pod for pod in observed.followers if pod.name and (place_of(pod.manifest) or (-1, 0))[0] == place[0]]
+    serves = leader.phase in (Phase.READY, Phase.HUNG, Phase.NOT_RESPONDING)
+    members = {(place_of(pod.manifest) or place)[1]: _read_pod(observed, _as_member(pod, serves=serves)) for pod in (leader, *others)}
+    found = diagnose_ranks([_rank(observed, number, member) for number, member in members.items()], observed.knowledge.startup)
+    worst = min(members, key=lambda number: members[number].severity)
+    if found.standing is Standing.CRASHED:
+        failed = [number for number, it in members.items() if it.phase is not Phase.TERMINATING and (it.termination or _crash(it))]
+        worst = found.rank if found.rank in failed else min(failed, key=lambda number: _ended(members[number]), default=worst)
+    size = max((observed.plan.nodes if observed.plan is not None else None) or 2, *(number + 1 for number in members))
+    by_rank = tuple(members[number] for number in sorted(members))
+    chosen = members[worst]
+    if chosen.state is not None and worst == 0:  # caches are warm if those of all nodes are
+        caches = [it.state.cache for it in by_rank if it.state is not None]
+        hits, misses, failures = (sum(map(attrgetter(name), caches)) for name in ("hits", "misses", "load_failures"))
+        chosen = replace(chosen, state=replace(chosen.state, cache=CacheEvidence(hits, misses, failures, chosen.state.cache.failure)))
+    return replace(chosen, group=GroupFacts(by_rank, size, worst, found))
+
+
+def _as_member(pod: PodView, *, serves: bool) -> PodView:
+    """Return a Pod of a replica on several nodes: a follower is always Ready, and a group is deleted when a Pod has crashed."""
+    ended = pod.termination.finished_at if pod.termination is not None else None
+    deleted = reading.moment(pod.manifest, "metadata", "deletionTimestamp")
+    grace = timedelta(seconds=reading.integer(pod.manifest, "metadata", "deletionGracePeriodSeconds") or 0)
+    if pod.phase is Phase.TERMINATING and ended is not None and deleted is not None and ended <= deleted - grace:
+        return replace(pod, phase=Phase.CRASHED)
+    return replace(pod, phase=Phase.STARTING) if pod.phase is Phase.READY and not serves else pod
+
+
+def _rank(observed: Observation, number: int, pod: PodFacts) -> Rank:
+    ended = pod.termination if pod.phase is not Phase.TERMINATING else None
+    state = observed.startups.get((pod.uid, ended.run)) if ended is not None else pod.state
+    crash = state.crash if state is not None else None
+    if ended is not None and ended.finished_at is not None:
+        told = explain_end(observed.knowledge, pod, ended, log_crash=crash, stage=state.stage if state is not None else "")
+        crash = told if told is not None and told.signature not in observed.knowledge.weak and SAYS_NOTHING not in told.cause else crash
+    is_running = ended is not None or pod.phase in (Phase.STARTING, Phase.READY, Phase.HUNG, Phase.NOT_RESPONDING)
+    return Rank(
+        number=number,
+        name=pod.name,
+        node=pod.node,
+        state=state,
+        crash=crash,
+        blocked="" if is_running else str(pod.phase),
+        since=pod.since,
+        exit_code=ended.exit_code if ended is not None else None,
+        ended_at=ended.finished_at if ended is not None else None,
+    )
+
+
+def _crash(pod: PodFacts) -> Crash | None:
+    return pod.state.crash if pod.state is not None else None
+
+
+def _ended(pod: PodFacts) -> str:
+    return (reading.stamp(pod.termination.finished_at) if pod.termination is not None else None) or "~"
 
 
 def _check_stall(observed: Observation, view: PodView, state: StartupState | None, stage: Stage) -> StallCheck | None:

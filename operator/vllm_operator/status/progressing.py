@@ -13,6 +13,7 @@ from vllm_operator.api.conditions import FALSE, TRUE, Reason, Verdict
 from vllm_operator.api.spec import AcceleratorSpec
 from vllm_operator.api.status import ConditionStatus, RemediationStatus, StartupStatus
 from vllm_operator.inventory.pools import GPU_TAINT, Taint
+from vllm_operator.logs.ranks import Standing
 from vllm_operator.pods.view import Phase
 from vllm_operator.status.claims import one_node, space_verdict, wrong_claim
 from vllm_operator.status.observation import Observation, PodFacts
@@ -78,6 +79,8 @@ def progress(observed: Observation, block: StartupStatus | None, remediation: Re
 def pod_text(observed: Observation, view: PodFacts, block: StartupStatus | None = None) -> str:
     """Describe the state of one Pod, and the fix."""
     text, state = _state_text(observed, view, block), view.state
+    if view.group is not None and view.group.diagnosis.standing is not Standing.CRASHED:
+        text = observed.messages.fit("pods.of_group", shrink=("text",), text=text, pod=view, group=view.group)
     if state is None or not state.skipped_seconds:
         return text
     return observed.messages.fit("pods.log_skipped", shrink=("text",), text=text, pod=view, seconds=state.skipped_seconds)

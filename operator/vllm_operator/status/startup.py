@@ -27,6 +27,8 @@ HOLD_SHARE = 0.05
 SHORT_HOLD_SECONDS = 1
 """Minimum interval between writes of larger progress. Otherwise a bar with few steps would be written at every step."""
 _MAX_PODS = 16
+_MAX_RANKS = 3
+"""Other nodes of a replica that are listed. `kubectl describe` shows at most 50 lines of a start."""
 
 
 def startup_status(observed: Observation) -> tuple[StartupStatus | None, datetime | None]:
@@ -79,6 +81,9 @@ def _block(observed: Observation) -> StartupStatus | None:
     if not observed.starting:
         return _fetching_block(observed)
     lead, *others = observed.starting[:_MAX_PODS]
+    if lead.group is not None:  # the other nodes of this replica, the least progress first
+        members = [it for it in lead.group.members if it.name != lead.name and it.phase is not Phase.READY]
+        others = [*sorted(members, key=lambda it: it.severity)[:_MAX_RANKS], *others][: _MAX_PODS - 1]
     state, counted = lead.state if lead.phase is Phase.STARTING else None, _counted(lead)
     eta = seconds_left(observed, lead.stage, state, counted) if state is not None else None
     return StartupStatus(

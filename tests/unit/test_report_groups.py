@@ -1,0 +1,144 @@
+"""Replicas on several nodes: one start, one crash."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from support import observations as o
+from vllm_operator.api.conditions import CRASHED, READY, find_condition
+from vllm_operator.api.status import VLLMDeploymentStatus
+from vllm_operator.logs.state import Crash, Membership, Stage, StartupState
+from vllm_operator.status.observation import Observation
+from vllm_operator.status.report import Report, report
+
+LEADER, FOLLOWER = "vllm-a-0", "vllm-a-0-1"
+WAITS = StartupState(
+    stage=Stage.DISTRIBUTED_INIT,
+    stage_since=o.at(-120),
+    last_line_at=o.at(-120),
+    membership=Membership(node=0, nodes=2, is_waiting=True),
+)
+READS = StartupState(stage=Stage.WEIGHT_LOAD, stage_since=o.at(-30), last_line_at=o.at(-1), membership=Membership(node=1, nodes=2))
+NO_MODEL = Crash("HfRepoNotFound", "The model does not exist.", "Correct spec.model.uri.", None, "not found", time=o.at(-40))
+LOST_PEER = Crash("DistributedTimeout", "A process did not respond.", "Look at the others.", None, "closed by peer", time=o.at(-31))
+
+
+def group(leader: dict[str, Any], follower: dict[str, Any] | None, *, created: float = -400, **more: Any) -> Observation:
+    followers = [o.member(follower, 1, created=created)] if follower is not None else []
+    return o.observe(o.member(leader, 0, created=created), followers=followers, outcome=o.outcome(plan=o.plan(nodes=2)), **more)
+
+
+def said(reported: Report, type: str) -> str:
+    found = find_condition(reported.status.conditions, type)
+    return found.message if found is not None else ""
+
+
+def test_the_start_is_that_of_the_slowest_node() -> None:
+    pulling = o.pending_pod("ContainerCreating", name=FOLLOWER)
+    events = [o.event("Pulling", name=FOLLOWER, seconds=-100)]
+    told = report(group(o.starting_pod(LEADER), pulling, states={(LEADER, 0): WAITS}, pod_events=events))
+
+    assert told.status.startup is not None
+    assert told.status.startup.stage == "ImagePull"
+    assert [pod.name for pod in told.status.startup.pods] == [FOLLOWER, LEADER]
+    assert "It is rank 1 of 2, on node node-b. The others wait for it. They give up at 14:18 UTC." in said(told, READY)
+    assert (told.status.replicas, told.status.ready_replicas) == (1, 0)
+
+
+def test_a_follower_is_ready_at_once_and_still_starts() -> None:
+    told = report(group(o.starting_pod(LEADER), o.ready_pod(FOLLOWER), states={(LEADER, 0): WAITS, (FOLLOWER, 0): READS}))
+
+    assert told.status.ready_replicas == 0
+    assert told.status.startup is not None
+    assert {pod.name for pod in told.status.startup.pods} == {LEADER, FOLLOWER}
+
+
+def test_a_node_that_never_comes() -> None:
+    told = report(group(o.starting_pod(LEADER), None, states={(LEADER, 0): WAITS}))
+
+    assert "Rank 1 has not connected, and the engine cannot start without it." in said(told, READY)
+    assert "give up at 14:18 UTC" in said(told, READY)
+
+
+def test_it_serves_when_its_leader_does() -> None:
+    told = report(group(o.ready_pod(LEADER), o.ready_pod(FOLLOWER), states={(LEADER, 0): StartupState(stage=Stage.READY)}))
+
+    assert told.status.ready_replicas == 1
+    assert said(told, CRASHED) == ""
+
+
+def test_a_crash_is_told_once_with_rank_pod_node_and_what_the_others_lost() -> None:
+    states = {(LEADER, 0): replace(WAITS, crash=LOST_PEER, is_final=True), (FOLLOWER, 0): replace(READS, crash=NO_MODEL, is_final=True)}
+    told = report(group(o.crashed_pod(LEADER), o.crashed_pod(FOLLOWER), states=states))
+
+    text = said(told, CRASHED)
+    assert text.startswith(f"Pod {FOLLOWER} crashed with exit code 1 (HfRepoNotFound). It is rank 1 of 2, on node node-b.")
+    assert "Because of it, rank 0 reports DistributedTimeout." in text
+    assert told.status.last_crash is not None
+    assert told.status.last_crash.pod == FOLLOWER
+    assert len([event for event in told.events if event.reason == "HfRepoNotFound"]) == 1
+
+
+@pytest.mark.parametrize(("code", "how"), [(0, "has ended with exit code 0 and no error"), (137, "was killed (exit code 137)")])
+def test_a_follower_that_has_ended_while_the_leader_answers_is_a_crash(code: int, how: str) -> None:
+    states = {(LEADER, 0): StartupState(stage=Stage.READY), (FOLLOWER, 0): replace(READS, is_final=True)}
+    told = report(group(o.ready_pod(LEADER), o.crashed_pod(FOLLOWER, code=code), states=states))
+
+    assert f"Rank 1 {how}" in said(told, CRASHED)
+    assert told.status.ready_replicas == 0
+
+
+def test_the_crash_of_a_group_that_is_deleted_because_of_it_counts() -> None:
+    dying = [o.terminating(it, seconds=20) for it in (o.starting_pod(LEADER), o.crashed_pod(FOLLOWER))]
+    for it in dying:
+        it["metadata"]["deletionGracePeriodSeconds"] = 30
+    told = report(group(dying[0], dying[1], states={(FOLLOWER, 0): replace(READS, crash=NO_MODEL, is_final=True)}))
+
+    assert "HfRepoNotFound" in said(told, CRASHED)
+
+
+def test_a_group_that_is_told_to_stop_has_not_crashed() -> None:
+    dying = [o.terminating(it, seconds=-60) for it in (o.starting_pod(LEADER), o.crashed_pod(FOLLOWER, code=143))]
+    told = report(group(dying[0], dying[1]))
+
+    assert said(told, CRASHED) == ""
+
+
+def test_recreations_are_counted_and_the_crash_stays_in_force_until_the_group_serves() -> None:
+    states = {(LEADER, 0): WAITS, (FOLLOWER, 0): replace(READS, crash=NO_MODEL, is_final=True)}
+
+    def crashed(created: float, status: VLLMDeploymentStatus) -> Report:
+        pods = (o.starting_pod(LEADER), o.crashed_pod(FOLLOWER, seconds=created + 10))
+        return report(o.following(group(*pods, states=states, created=created), status))
+
+    def recreated(created: float, status: VLLMDeploymentStatus) -> Report:
+        return report(o.following(group(o.starting_pod(LEADER), o.ready_pod(FOLLOWER), created=created), status))
+
+    status = crashed(-400, VLLMDeploymentStatus()).status
+    for number in range(2, 6):
+        between = recreated(-400 + 60 * number - 30, status)
+        assert "HfRepoNotFound" in said(between, CRASHED)
+        assert between.events == ()
+        again = crashed(-400 + 60 * number - 30, between.status)
+        assert again.status.last_crash is not None
+        assert again.status.last_crash.restarts == number - 1
+        assert f"crashed {number} times" in said(again, CRASHED)
+        assert report(o.following(group(o.starting_pod(LEADER), None), again.status)).status.last_crash == again.status.last_crash
+        status = again.status
+    assert "Stalled" in {condition.type for condition in status.conditions}
+
+    served = report(o.following(group(o.ready_pod(LEADER), o.ready_pod(FOLLOWER), created=-60), status))
+    assert said(served, CRASHED) == ""
+    later = crashed(-30, served.status)
+    assert later.status.last_crash is not None
+    assert later.status.last_crash.restarts is None
+
+
+def test_nodes_with_different_images_are_told() -> None:
+    leader, follower = o.starting_pod(LEADER), o.ready_pod(FOLLOWER)
+    for pod, digest in ((leader, "sha256:aa"), (follower, "sha256:bb")):
+        pod["status"]["containerStatuses"][0]["imageID"] = f"vllm/vllm-openai@{digest}"
+    told = report(group(leader, follower, states={(LEADER, 0): WAITS}))
+
+    assert "The nodes run different images: vllm/vllm-openai@sha256:aa and vllm/vllm-openai@sha256:bb." in said(told, READY)
