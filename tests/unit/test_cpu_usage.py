@@ -7,7 +7,7 @@ import pytest
 
 from support import observations as o
 from support.fake_cluster import FakeCluster
-from vllm_operator.controller.explanations import BUSY_SECONDS, METRICS_MISSING_SECONDS, METRICS_OUTAGE_SECONDS, CpuUsage
+from vllm_operator.controller.explanation_reader import BUSY_SECONDS, METRICS_MISSING_SECONDS, METRICS_OUTAGE_SECONDS, CpuUsage
 from vllm_operator.kube.client import POD_METRICS, ClusterError, Forbidden, Unavailable
 from vllm_operator.logs.state import Stage, StartupState
 from vllm_operator.pods.view import read_pod

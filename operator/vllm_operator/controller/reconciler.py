@@ -15,7 +15,7 @@ from vllm_operator.api.conditions import Reason
 from vllm_operator.controller.act import Actor
 from vllm_operator.controller.apply import Applier
 from vllm_operator.controller.decide import decide, promise_of
-from vllm_operator.controller.explanations import ExplanationReader
+from vllm_operator.controller.explanation_reader import ExplanationReader
 from vllm_operator.controller.inventory_reader import InventoryCache
 from vllm_operator.controller.log_followers import Followers
 from vllm_operator.controller.metrics import Metrics

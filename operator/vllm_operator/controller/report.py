@@ -21,7 +21,7 @@ from vllm_operator.caches.claims import describe_kept_owner, describe_lender, fi
 from vllm_operator.caches.context import is_follower, is_primer, is_replica
 from vllm_operator.controller.act import ActionResult
 from vllm_operator.controller.apply import Refusal
-from vllm_operator.controller.explanations import ExplanationReader
+from vllm_operator.controller.explanation_reader import ExplanationReader
 from vllm_operator.controller.log_followers import CATCH_UP_SECONDS, Followers
 from vllm_operator.controller.metrics import Metrics
 from vllm_operator.controller.observe import Snapshot
