@@ -379,10 +379,14 @@ def _may_roll_out(snapshot: Snapshot) -> bool:
 
 
 def _grows_on_one_node(snapshot: Snapshot) -> bool:
-    """Return whether more replicas are wanted, although only one node can mount their volume."""
+    """Return whether more replicas are wanted, although only one node can mount their volume, and a Pod has mounted it."""
     replicas = reading.integer(snapshot.deployment, "spec", "replicas") or 0
     is_growing = snapshot.deployment is not None and snapshot.resource.spec.replicas > replicas
-    return is_growing and any(reading.is_one_node(reading.access_modes(claim)) for claim in snapshot.claims.values())
+    return (
+        is_growing
+        and any(pod.node for pod in snapshot.pods)
+        and any(reading.is_one_node(reading.access_modes(claim)) for claim in snapshot.claims.values())
+    )
 
 
 def _is_in_force(resource: VLLMDeployment) -> bool:

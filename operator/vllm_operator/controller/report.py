@@ -45,7 +45,7 @@ ACT_SECONDS = 0.1
 DELETION_SECONDS = 1.0
 """Delay until the next reconciliation while a child is being deleted. Usually a watch event comes earlier."""
 REFUSED_SECONDS = 30.0
-"""Delay until a refused optional object is applied again. An API server that has just learned a kind refuses its owner references."""
+"""Delay until a refused child is applied again: a quota may be raised, or a kind that the API server has just learned be accepted."""
 ROLLOUT_SECONDS = 2.0
 """Maximum delay between a change of the Deployment and the status. Usually a watch event of its controller comes earlier."""
 
@@ -96,7 +96,7 @@ class Reporter:
         if applied.waiting:
             return Result("waiting", DELETION_SECONDS)
         times = [seconds for seconds in (reported.requeue_after_seconds, look_again) if seconds is not None]
-        if any(problem.reason == Reason.APPLY_FAILED for problem in (*result.exposure.problems, *result.scaling)):
+        if applied.refusals or any(problem.reason == Reason.APPLY_FAILED for problem in (*result.exposure.problems, *result.scaling)):
             times.append(REFUSED_SECONDS)
         return Result("refused" if applied.refusals else "success", min(times, default=None))
 
