@@ -57,7 +57,7 @@ def test_a_follower_is_ready_at_once_and_still_starts() -> None:
 def test_a_node_that_never_comes() -> None:
     told = report(group(o.starting_pod(LEADER), None, states={(LEADER, 0): WAITS}))
 
-    assert "Rank 1 has not connected, and the engine cannot start without it." in said(told, READY)
+    assert "Rank 1 has not connected, and the engine cannot start with fewer." in said(told, READY)
     assert "give up at 14:18 UTC" in said(told, READY)
 
 

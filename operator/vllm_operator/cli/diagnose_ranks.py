@@ -116,7 +116,7 @@ def _row(rank: Rank, headline: str, *, is_ready: bool) -> str:
     if rank.place.is_unanswered:
         return "Served, and then did not get an answer from a process"
     if rank.place.is_stopping:
-        return "Stopped on request after it had served"
+        return "Stopped on request"
     if is_ready and rank.stage is not Stage.READY:
         return "Started, and no error"
     return f"{headline}, where it waits for the other ranks" if rank.place.is_waiting else headline

@@ -304,6 +304,7 @@ class CrashTracker:
         self.settings: dict[str, str] = {}  # of the engine, for the texts of signatures; the caller adds them
         self._ready = False
         self._stopping = False
+        self._leaving = False
         self._found = _Findings()
         self._said = ("", "", 0)  # latest error record that is no part of a traceback: process, text, line
 
@@ -319,7 +320,7 @@ class CrashTracker:
     @property
     def is_stopping(self) -> bool:
         """Whether the engine was told to stop, after it was ready or as a follower."""
-        return self._stopping
+        return self._stopping or (self._leaving and not self._found.failed)
 
     def advanced(self, stage: str, *, ready: bool) -> None:
         """Note a later stage: the engine survived the errors before it, unless a process has failed."""
@@ -333,13 +334,18 @@ class CrashTracker:
             survived, unknown = found.evidence or found.survived, found.unknown or found.survived_unknown
             self._found = _Findings(found.records, survived=survived, survived_unknown=unknown)
 
-    def stopping(self, number: int, *, is_follower: bool = False) -> None:
-        """Note that the engine was told to stop. What it logs then is no crash, unless an error came before.
+    def leaving(self, number: int) -> None:
+        """Note that a follower on another node than the leader ends its processes: it was told to stop, unless it logs an error.
 
-        `is_follower`: of an engine on several nodes, it is not the leader, so it does not log that it is ready.
+        That the leader is gone is an error only if it came much earlier.
         """
-        is_late = any(number - each.number > _SHUTDOWN_WINDOW for each in self._found.evidence.values())
-        if not self._ready and (is_late or not is_follower):
+        if not self._found.failed and all(number - each.number <= _SHUTDOWN_WINDOW for each in self._found.evidence.values()):
+            self._leaving = True
+            self._found = _Findings(self._found.records)
+
+    def stopping(self, number: int) -> None:
+        """Note that the engine was told to stop. What it logs then is no crash, unless an error came before."""
+        if not self._ready:
             return
         orderly = self._found.only_death and number - self._found.failed_at <= _SHUTDOWN_WINDOW and not self._found.root()
         if orderly or not self._found.failed:
@@ -350,7 +356,7 @@ class CrashTracker:
         """Read a record below ERROR."""
         for match in self._recognizer.find(text):
             is_notice = match.signature.severity is not Severity.FATAL and match.signature.id != TERMINATED
-            if is_notice or (level == WARNING and not (self._stopping or match.pattern.evidence == "error")):
+            if is_notice or (level == WARNING and not (self.is_stopping or match.pattern.evidence == "error")):
                 is_weak = match.pattern.evidence == "warning"
                 self._collect(match.signature, self._seen(None, text, number, match, warned=True, weak=is_weak))
         if self._ready and level == WARNING and not self._stopping:

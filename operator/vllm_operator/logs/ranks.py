@@ -17,6 +17,7 @@ from vllm_operator.logs.state import Crash, Membership, Stage, StartupState
 MISSING, LOST, NO_KV_CACHE = "RankMissing", "RankLost", "NoKvCacheMemory"
 DEFAULT_TIMEOUT_SECONDS = 600
 """Time for which PyTorch waits for the other nodes, without `--distributed-timeout-seconds`."""
+_NATIVE, _DIED = "NativeCodeCrash", "died unexpectedly"
 _STAGES = {stage: number for number, stage in enumerate(Stage)}
 
 
@@ -82,6 +83,8 @@ def diagnose_ranks(ranks: Sequence[Rank], knowledge: StartupKnowledge) -> GroupD
     following = {kind.id for kind in knowledge.kinds if kind.follows_others}
     failed = [(rank, rank.crash) for rank in everyone if rank.crash is not None]
     causes = [(rank, crash) for rank, crash in failed if not _follows(crash, by_id, following)]
+    # A process that has died without an error explains what the other nodes report.
+    causes = causes or [(rank, crash) for rank, crash in failed if crash.signature == _NATIVE or _DIED in crash.line]
     starved = min((it for it in everyone if _kv_cache(it) <= 0), key=_kv_cache, default=None)
     if starved is not None and all(crash.signature == NO_KV_CACHE for _, crash in causes):
         crash = causes[0][1] if causes else describe(by_id[NO_KV_CACHE], "", ())
@@ -100,12 +103,13 @@ def _lost(everyone: Sequence[Rank], failed: Sequence[tuple[Rank, Crash]], by_id:
         key=lambda it: (it.ended_at is None, it.ended_at or 0, it.number),
     )
     leader = everyone[0]
-    if not (failed or ended or leader.place.is_unanswered):
+    stopped = leader.place.is_stopping and any(it.state is not None and not it.place.is_stopping for it in everyone)
+    if not (failed or ended or stopped or leader.place.is_unanswered):
         return None
     reporters = {rank.number for rank, _ in failed} | ({0} if leader.place.is_unanswered else set())
-    silent = [it for it in everyone if it.number not in reporters]
+    silent = [it for it in everyone if it.number not in reporters and not it.place.is_waiting]
     is_leader = any("server" in dict(crash.captures) for _, crash in failed)  # only the leader has a TCPStore server
-    rank = next(iter(ended), None) or (leader if is_leader else _only(silent))
+    rank = next(iter(ended), None) or (leader if is_leader or (stopped and not leader.place.is_unanswered) else _only(silent))
     has_joined = any(_STAGES[it.stage] > _STAGES[Stage.DISTRIBUTED_INIT] for it in everyone if it.state is not None)
     if failed and rank is None:
         reporter, crash = min(failed, key=lambda each: _order(*each))
@@ -127,9 +131,10 @@ def _going(everyone: Sequence[Rank], by_id: dict[str, Signature]) -> GroupDiagno
     absent = [it for it in everyone if not (it.state or it.name or it.blocked)]  # no Pod, or no log
     reported = (it.state.obstacle for it in waiting if it.state is not None)
     obstacle = next((crash for crash in reported if crash is not None and not _follows(crash, by_id, set())), None)
-    slowest, until = min(everyone, key=lambda it: it.progress), min(limits, default=None)
+    present = [it for it in everyone if it not in absent]
+    slowest, until = min(present, key=lambda it: it.progress), min(limits, default=None)
     if waiting and (absent or obstacle or len(waiting) == len(everyone)):
-        rank = _only(absent)
+        rank = _only(absent) if obstacle is None else None
         crash = obstacle or describe(by_id[MISSING], "", _about(rank))
         return GroupDiagnosis(standing=Standing.WAITING, rank=rank.number if rank else None, crash=crash, gives_up_at=until)
     return GroupDiagnosis(standing=Standing.STARTING, rank=slowest.number, gives_up_at=until)

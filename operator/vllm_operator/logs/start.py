@@ -164,7 +164,7 @@ class StartTracker:
             self._place({name: value for name, value in found.groupdict().items() if value}, meaning.peers)
         place = self._seen.membership
         if meaning.peers == "stop" and place is not None and place.node != 0:
-            self.crashes.stopping(self.lines, is_follower=True)
+            self.crashes.leaving(self.lines)
         if meaning.shutdown is not None and not (meaning.shutdown == "server" and self.crashes.failed):
             self.crashes.stopping(self.lines)
         if meaning.progress is not None:
