@@ -170,3 +170,9 @@ def test_when_the_others_give_up() -> None:
 
     assert found(Rank(number=0, state=WAITS)).gives_up_at == NOW + timedelta(seconds=600)
     assert found(Rank(number=0, state=patient), Rank(number=1, blocked="pulls its image")).gives_up_at == NOW + timedelta(seconds=900)
+
+
+def test_the_number_of_nodes_in_a_log_costs_little() -> None:
+    many = Membership(node=999, nodes=10**6, is_waiting=True)
+
+    assert found(Rank(number=999, name="a", state=state(Stage.DISTRIBUTED_INIT, many))).standing is Standing.WAITING

@@ -18,6 +18,7 @@ MISSING, LOST, NO_KV_CACHE = "RankMissing", "RankLost", "NoKvCacheMemory"
 DEFAULT_TIMEOUT_SECONDS = 600
 """Time for which PyTorch waits for the other nodes, without `--distributed-timeout-seconds`."""
 _NATIVE, _DIED = "NativeCodeCrash", "died unexpectedly"
+_MOST_NODES = 256  # a log may name any number
 _STAGES = {stage: number for number, stage in enumerate(Stage)}
 
 
@@ -79,7 +80,8 @@ def diagnose_ranks(ranks: Sequence[Rank], knowledge: StartupKnowledge) -> GroupD
     by_id = {signature.id: signature for signature in knowledge.signatures}
     size = max((*(rank.place.nodes or 0 for rank in ranks), *(rank.number + 1 for rank in ranks), 2))
     known = {rank.number: rank for rank in ranks}
-    everyone = [known.get(number) or Rank(number=number) for number in range(size)]
+    absent = (Rank(number=number) for number in range(min(size, _MOST_NODES)) if number not in known)
+    everyone = sorted((*known.values(), *absent), key=lambda rank: rank.number)
     following = {kind.id for kind in knowledge.kinds if kind.follows_others}
     failed = [(rank, rank.crash) for rank in everyone if rank.crash is not None]
     causes = [(rank, crash) for rank, crash in failed if not _follows(crash, by_id, following)]
@@ -103,13 +105,15 @@ def _lost(everyone: Sequence[Rank], failed: Sequence[tuple[Rank, Crash]], by_id:
         key=lambda it: (it.ended_at is None, it.ended_at or 0, it.number),
     )
     leader = everyone[0]
-    stopped = leader.place.is_stopping and any(it.state is not None and not it.place.is_stopping for it in everyone)
+    stopped = [it for it in everyone if it.place.is_stopping and not it.place.is_unanswered]
+    if all(it.place.is_stopping for it in everyone if it.state is not None):
+        stopped = []  # the whole engine
     if not (failed or ended or stopped or leader.place.is_unanswered):
         return None
     reporters = {rank.number for rank, _ in failed} | ({0} if leader.place.is_unanswered else set())
     silent = [it for it in everyone if it.number not in reporters and not it.place.is_waiting]
     is_leader = any("server" in dict(crash.captures) for _, crash in failed)  # only the leader has a TCPStore server
-    rank = next(iter(ended), None) or (leader if is_leader or (stopped and not leader.place.is_unanswered) else _only(silent))
+    rank = next(iter((*ended, *stopped)), None) or (leader if is_leader else _only(silent))
     has_joined = any(_STAGES[it.stage] > _STAGES[Stage.DISTRIBUTED_INIT] for it in everyone if it.state is not None)
     if failed and rank is None:
         reporter, crash = min(failed, key=lambda each: _order(*each))
