@@ -21,7 +21,7 @@ from vllm_operator.api.plan import BackendChoice
 from vllm_operator.api.status import ConditionStatus, VLLMDeploymentStatus
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.logs.parser import StartupParser
-from vllm_operator.logs.state import CacheEvidence, Progress, Stage, StartupState
+from vllm_operator.logs.state import CacheEvidence, Crash, Membership, Progress, Stage, StartupState
 from vllm_operator.planning.outcome import not_accepted
 from vllm_operator.status.observation import DrainingPod, ObjectProblem, Observation
 from vllm_operator.status.report import report, status_with_failure
@@ -109,6 +109,23 @@ COMPILING_BEGINS, COMPILING_ENDS = recorded("good-flashinfer", until=b"Warming u
 DRAINING = (DrainingPod("vllm-a-x2", o.at(530), 3),)
 HUNG = replace(at_work(Stage.DISTRIBUTED_INIT, seconds=30, since=28), now=o.at(700))
 
+
+def on_nodes(*pods: dict[str, Any], states: dict[int, StartupState], **more: Any) -> Observation:
+    """A replica on several nodes, the leader first. `states` are by rank."""
+    leader, *followers = (o.member(pod, rank) for rank, pod in enumerate(pods))
+    logged = {(pods[rank]["metadata"]["name"], 0): state for rank, state in states.items()}
+    return o.observe(leader, followers=followers, states=logged, outcome=o.outcome(plan=o.plan(nodes=len(pods))), **more)
+
+
+def waits(rank: int, **more: Any) -> StartupState:
+    place = Membership(node=rank, nodes=4, timeout_seconds=900, is_waiting=True)
+    return StartupState(stage=Stage.DISTRIBUTED_INIT, stage_since=o.at(-200), last_line_at=o.at(-200), membership=place, **more)
+
+
+ON_NODES = [o.starting_pod("vllm-a-0", since=-300), *(o.ready_pod(f"vllm-a-0-{rank}", since=-300) for rank in (1, 2, 3))]
+NO_MODEL = Crash("HfRepoNotFound", "The model does not exist.", "Correct spec.model.uri.", None, "HFValidationError: /models/r1")
+CLOSED = Crash("DistributedTimeout", "A process did not respond.", "Look at the others.", None, "Connection closed by peer")
+
 STORIES: dict[str, tuple[Observation, ...]] = {
     "compiling": (o.observe(), PULLING, WEIGHTS, DEEP_GEMM),
     "first-start-serves": (o.observe(), WEIGHTS, DEEP_GEMM, GRAPHS, serving(459, CacheEvidence(misses=31))),
@@ -168,6 +185,22 @@ STORIES: dict[str, tuple[Observation, ...]] = {
             ),
         ),
     ),
+    "nodes-starting": (
+        on_nodes(
+            *ON_NODES[:3],
+            o.pending_pod("ContainerCreating", name="vllm-a-0-3"),
+            states={rank: waits(rank) for rank in range(3)},
+            pod_events=[o.event("Pulling", name="vllm-a-0-3", seconds=-420)],
+        ),
+    ),
+    "nodes-crashed": (
+        on_nodes(
+            o.crashed_pod("vllm-a-0", seconds=-20),
+            *ON_NODES[1:3],
+            o.crashed_pod("vllm-a-0-3", seconds=-25),
+            states={0: waits(0, crash=CLOSED, is_final=True), 1: waits(1), 2: waits(2), 3: StartupState(crash=NO_MODEL, is_final=True)},
+        ),
+    ),
     "unrecoverable-crash": (o.observe(), *(crash(restarts, seconds=60 * restarts) for restarts in range(5))),
     "unsupported": (o.observe(outcome=not_accepted(Verdict(ConditionStatus.FALSE, "Unsupported", NO_EXPERTS)), deployment=None),),
 }
@@ -191,6 +224,8 @@ KSTATUS = {
     "scaled-to-zero": "Current",
     "draining": "Current",
     "not-autoscaled": "InProgress",
+    "nodes-starting": "InProgress",
+    "nodes-crashed": "InProgress",
     "unrecoverable-crash": "Failed",
     "unsupported": "Failed",
 }
@@ -203,6 +238,7 @@ DEGRADED = {
     "one-of-four-crashed",
     "unrecoverable-crash",
     "unsupported",
+    "nodes-crashed",
 }
 """Stories that Argo CD shows as degraded although kstatus may still wait."""
 

@@ -146,7 +146,7 @@ def member(manifest: dict[str, Any], rank: int, *, created: float = -400) -> dic
     group = "leaderworkerset.sigs.k8s.io"
     labels = {f"{group}/group-index": "0", f"{group}/worker-index": str(rank), f"{group}/template-revision-hash": "7f"}
     metadata = manifest["metadata"] | {"labels": labels, "creationTimestamp": stamp(created)}
-    return manifest | {"metadata": metadata, "spec": manifest["spec"] | {"nodeName": f"node-{'ab'[rank]}"}}
+    return manifest | {"metadata": metadata, "spec": manifest["spec"] | {"nodeName": f"node-{'abcdefgh'[rank]}"}}
 
 
 def hang_event(name: str = "vllm-a-x1", *, seconds: float = -5) -> dict[str, Any]:

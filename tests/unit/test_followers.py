@@ -10,6 +10,7 @@ import pytest
 from support.fake_cluster import FakeCluster
 from support.followed_logs import FOREVER, KEY, World
 from support.logs import BACKING_OFF, CREATING, RUNNING, TERMINATED, PlainParser, line, pod
+from vllm_operator.api.labels import GROUP_INDEX_LABEL, WORKER_INDEX_LABEL
 from vllm_operator.controller import log_follower
 from vllm_operator.controller.log_follower import runs_to_follow
 from vllm_operator.controller.log_followers import Followers
@@ -50,6 +51,21 @@ async def test_what_the_log_shows_is_published(world: World) -> None:
     assert state is not None
     assert (state.stage, state.lines) == (Stage.WEIGHT_LOAD, 1)
     assert world.changes == [KEY]
+
+
+async def test_the_log_of_a_follower_is_followed_until_its_leader_serves(world: World) -> None:
+    pods = [pod("engine-0", state=RUNNING), pod("engine-0-1", state=RUNNING, ready=True)]
+    for rank, it in enumerate(pods):
+        it["metadata"]["labels"] = {GROUP_INDEX_LABEL: "0", WORKER_INDEX_LABEL: str(rank)}
+        world.cluster.script_log("default", it["metadata"]["name"], [line(1, "stage WeightLoad"), FOREVER])
+    world.show(*pods)
+    await world.until(lambda: len(world.followers.states(KEY)) == 2)
+    assert world.followers.streams() == (2, 0)
+
+    pods[0]["status"]["conditions"][0]["status"] = "True"
+    world.show(*pods)
+    await world.until(lambda: world.followers.streams() == (0, 0))
+    assert {state.stage for state in world.followers.states(KEY).values()} == {Stage.WEIGHT_LOAD}
 
 
 async def test_a_stream_that_ends_while_the_container_lives_is_resumed_without_loss_or_repetition(world: World) -> None:
