@@ -391,7 +391,7 @@ def test_a_damaged_cache_is_quarantined_without_a_new_plan() -> None:
 
 def test_the_message_says_it_in_one_line() -> None:
     outcome = planned(deployment(DEEPSEEK, parallelism={"tensor": 8}), real_node("h200"))
-    assert outcome.planned.message.startswith("Planned for NVIDIA H200 141GB (sm_90), 8 GPUs per replica, vLLM 0.20.1. ")
+    assert outcome.planned.message.startswith("Planned for NVIDIA H200 141GB (sm_90), 8 GPUs per replica, vLLM 0.20.1.")
     sliced = planned(deployment(SMALL, accelerator={"mig": {"profile": "1g.10gb"}}), real_node("h100-mig-single"))
     assert "1 MIG slice 1g.10gb per replica" in sliced.planned.message
 

@@ -200,7 +200,7 @@ def _fit(option: ImageOption, pool: Pool, catalog: Catalog, *, forced: bool, com
     if cuda[0] != pool.cuda[0]:
         return ImageFit(option, problem, _remedy(cuda, pool, catalog.images, load_package=data_center and compatible))
     if data_center and compatible:
-        return ImageFit(option, compatibility=True, note=note("image.compatibility", problem=problem))
+        return ImageFit(option, compatibility=True)
     if data_center or forced or pool.cuda >= MINOR_COMPATIBILITY_FLOOR:
         return ImageFit(option, note=note("image.older-driver", problem=problem, update=_update(cuda, pool, catalog.images)))
     return ImageFit(option, problem, _remedy(cuda, pool, catalog.images))
@@ -228,5 +228,5 @@ def show_version(version: Version) -> str:
 
 def compatibility_variables(fit: ImageFit, images: Images) -> list[PlannedVariable]:
     """Return the variable that loads the forward compatibility package, if the image needs it."""
-    reason = "The GPU driver is older than the CUDA version of the image."
+    reason = "The GPU driver is older than the CUDA version of the image, whose forward compatibility package replaces it."
     return [PlannedVariable(name=images.compatibility.variable, value="1", reason=reason)] if fit.compatibility else []
