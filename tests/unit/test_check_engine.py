@@ -17,6 +17,8 @@ from support.tools import command
 from vllm_operator.tools import check_engine, hang, progress
 from vllm_operator.tools.progress import State
 
+NAMESPACE = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc")
+"""Runs a command as the first process of a container."""
 METRICS = (Path(__file__).parent.parent / "corpus" / "hangs" / "metrics.txt").read_text()
 
 
@@ -74,7 +76,7 @@ def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[subproce
 
 def silent(seconds: float, server: Server) -> State:
     """The state 15 s after a probe, when the engine had been silent for this time."""
-    state, said = check_engine.check(State(), server.url, "/nowhere", "/nowhere", restarts=True)
+    state, said = check_engine.check(State(), server.url, "/nowhere", "/nowhere")
     assert said == ""
     state.time -= 15
     for rank in state.ranks.values():
@@ -83,14 +85,14 @@ def silent(seconds: float, server: Server) -> State:
 
 
 def test_an_engine_with_work_is_ready_at_first(server: Server, folder: str) -> None:
-    state, said = check_engine.check(State(), server.url, folder, "/nowhere", restarts=True)
+    state, said = check_engine.check(State(), server.url, folder, "/nowhere")
     assert (said, progress.silence(state)) == ("", 0)
     assert server.asked == ["/health", "/metrics", "/load"]
 
 
 def test_a_hang_is_reported_with_its_evidence(server: Server, folder: str, engine: subprocess.Popen[bytes]) -> None:
     engine.send_signal(signal.SIGSTOP)
-    state, said = check_engine.check(silent(90, server), server.url, folder, "/nowhere", restarts=True)
+    state, said = check_engine.check(silent(90, server), server.url, folder, "/nowhere")
     assert said.startswith("Engine hangs: 1 request is running, no token since ")
     assert said.endswith(" UTC; /health answers 200. VLLM::EngineCore: stopped.")
     (kept,) = Path(folder).iterdir()
@@ -99,37 +101,97 @@ def test_a_hang_is_reported_with_its_evidence(server: Server, folder: str, engin
     assert engine.poll() is None
 
     state.time -= 15
-    assert check_engine.check(state, server.url, folder, "/nowhere", restarts=True)[1] == said, "the text of an event must not change"
+    assert check_engine.check(state, server.url, folder, "/nowhere")[1] == said, "the text of an event must not change"
     assert len(list(Path(folder).iterdir())) == 1
 
 
+def run(seconds: float, server: Server, folder: str, file: Path, *, restarts: bool = True) -> State:
+    """Run the probe of an engine that has been silent for this time. Return the state that the next one finds."""
+    file.write_text(progress.dump(silent(seconds, server)))
+    assert check_engine.run(server.url, str(file), folder, "/nowhere", restarts=restarts) == 1
+    return progress.load(file.read_text())
+
+
 def test_an_engine_that_goes_on_hanging_is_ended_and_writes_its_stacks(
-    server: Server, folder: str, engine: subprocess.Popen[bytes], tmp_path: Path
+    server: Server, folder: str, engine: subprocess.Popen[bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    state, said = check_engine.check(silent(150, server), server.url, folder, "/nowhere", restarts=True)
+    state = run(150, server, folder, tmp_path / "state")
     assert engine.wait(10) == -signal.SIGABRT
     assert engine.stderr is not None
     assert b"most recent call first" in engine.stderr.read()
-    assert (tmp_path / "termination").read_text() == said
+    assert (tmp_path / "termination").read_text() == capsys.readouterr().out.strip()
     assert progress.silence(state) == 0, "the next engine would be ended at once"
 
 
-def test_a_stopped_process_is_killed(server: Server, folder: str, engine: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_process_is_killed(
+    server: Server, folder: str, engine: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hang, "WRITE_SECONDS", 0.2)
     engine.send_signal(signal.SIGSTOP)
-    check_engine.check(silent(150, server), server.url, folder, "/nowhere", restarts=True)
+    run(150, server, folder, tmp_path / "state")
     assert engine.wait(10) == -signal.SIGKILL
 
 
-def test_an_engine_is_only_reported_if_users_want_that(server: Server, folder: str, engine: subprocess.Popen[bytes]) -> None:
-    said = check_engine.check(silent(1000, server), server.url, folder, "/nowhere", restarts=False)[1]
-    assert said.startswith("Engine hangs: ")
+def test_the_next_engine_learns_nothing_from_a_hang_even_if_the_program_ends_with_the_container(
+    server: Server, folder: str, engine: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(why: str) -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(hang, "end_engine", end)
+    with pytest.raises(SystemExit):
+        run(150, server, folder, tmp_path / "state")
+    server.answers["/metrics"] = (200, METRICS.replace(" 1.0\n", " 2.0\n"))
+    state, _ = check_engine.check(progress.load((tmp_path / "state").read_text()), server.url, folder, "/nowhere")
+    assert state.longest == 0
+
+
+def test_an_engine_is_only_reported_if_users_want_that(
+    server: Server, folder: str, engine: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    assert run(1000, server, folder, tmp_path / "state", restarts=False).told.startswith("Engine hangs: ")
     assert engine.poll() is None
+
+
+CONTAINER = """
+import os, signal, subprocess, sys, threading, time
+signal.signal(signal.SIGTERM, lambda *_: None)
+assert os.getpid() == 1
+engine = subprocess.Popen(["bash", "-c", "exec -a VLLM::EngineCore sleep 600"])
+while b"::EngineCore" not in open(f"/proc/{engine.pid}/cmdline", "rb").read():
+    time.sleep(0.01)
+while time.process_time() < 1.1:  # a real server has used much more when it serves
+    pass
+behaviour, seconds = sys.argv[1], sys.argv[2]
+if behaviour == "lost":  # the engine ends by itself
+    engine.kill()
+    lines = "for _ in range(3): check_engine.run('http://127.0.0.1:1', sys.argv[2], '', '', restarts=True)"
+else:
+    lines = "hang.TERMINATION_MESSAGE, hang.EXIT_SECONDS = '/dev/null', float(sys.argv[1]); hang.end_engine('It hangs.')"
+words = [sys.executable, "-c", f"import sys; from vllm_operator.tools import check_engine, hang\\n{lines}", seconds, sys.argv[3]]
+subprocess.Popen(words, stdout=subprocess.DEVNULL)
+engine.wait()
+print("its engine has ended", flush=True)
+if behaviour == "exits":
+    sys.exit(7)
+threading.Event().wait()  # for something that never comes
+"""
+
+
+@pytest.mark.skipif(subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode != 0, reason="this user may not create namespaces")
+@pytest.mark.parametrize(("behaviour", "seconds"), [("exits", "60"), ("stays", "0.1"), ("lost", "0")])
+def test_a_server_that_stays_without_its_engine_is_ended_although_it_is_the_first_process_of_its_container(
+    behaviour: str, seconds: str, tmp_path: Path
+) -> None:
+    words = [*NAMESPACE, sys.executable, "-c", CONTAINER, behaviour, seconds, str(tmp_path / "state"), "/opt/vllm", "serve"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "its engine has ended\n"
+    assert (done.returncode == 7) == (behaviour == "exits"), done.stderr
 
 
 def test_a_paused_engine_does_not_hang(server: Server, folder: str, engine: subprocess.Popen[bytes]) -> None:
     server.answers["/is_paused"] = (200, '{"is_paused":true}')
-    assert check_engine.check(silent(1000, server), server.url, folder, "/nowhere", restarts=True)[1] == ""
+    assert check_engine.check(silent(1000, server), server.url, folder, "/nowhere")[1] == ""
 
 
 def test_a_compiler_in_the_container_is_no_hang(
@@ -139,17 +201,17 @@ def test_a_compiler_in_the_container_is_no_hang(
         monkeypatch.setattr(hang, "_numbers", lambda: iter([compiler.pid]))
         while Path(f"/proc/{compiler.pid}/comm").read_text().strip() != "nvcc":
             time.sleep(0.01)
-        assert check_engine.check(silent(95, server), server.url, folder, "/nowhere", restarts=True)[1] == ""
+        assert check_engine.check(silent(95, server), server.url, folder, "/nowhere")[1] == ""
         compiler.kill()
 
 
 def test_new_files_in_the_caches_show_that_kernels_are_compiled(server: Server, folder: str, engine: subprocess.Popen[bytes]) -> None:
     kernels = Path(folder).parent / "triton" / "KERNEL"
     kernels.mkdir(parents=True)
-    assert check_engine.check(silent(95, server), server.url, folder, "/nowhere", restarts=True)[1] == ""
+    assert check_engine.check(silent(95, server), server.url, folder, "/nowhere")[1] == ""
     for path in (kernels, kernels.parent):
         os.utime(path, (time.time() - 100, time.time() - 100))
-    assert check_engine.check(silent(95, server), server.url, folder, "/nowhere", restarts=True)[1] != ""
+    assert check_engine.check(silent(95, server), server.url, folder, "/nowhere")[1] != ""
 
 
 def test_evidence_of_the_last_hangs_is_kept(tmp_path: Path) -> None:
@@ -182,13 +244,11 @@ def test_what_hangs_is_named(processes: list[tuple[str, str, int]], expected: st
 @pytest.mark.parametrize("status", [503, 500])
 def test_a_server_that_is_not_healthy_is_not_ready(server: Server, folder: str, status: int) -> None:
     server.answers["/health"] = (status, "")
-    assert check_engine.check(State(), server.url, folder, "/nowhere", restarts=True)[1] == f"/health answers {status}"
+    assert check_engine.check(State(), server.url, folder, "/nowhere")[1] == f"/health answers {status}"
 
 
 def test_a_server_that_is_gone_is_not_ready(folder: str) -> None:
-    assert check_engine.check(State(), "http://127.0.0.1:1", folder, "/nowhere", restarts=True)[1].startswith(
-        "The server cannot be reached: "
-    )
+    assert check_engine.check(State(), "http://127.0.0.1:1", folder, "/nowhere")[1].startswith("The server cannot be reached: ")
 
 
 def test_a_silent_server_is_not_ready_at_the_third_time(monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
@@ -198,14 +258,14 @@ def test_a_silent_server_is_not_ready_at_the_third_time(monkeypatch: pytest.Monk
     monkeypatch.setattr(check_engine, "ask", late)
     state, said = State(), []
     for _ in range(3):
-        state, text = check_engine.check(state, "http://127.0.0.1:1", folder, "/nowhere", restarts=True)
+        state, text = check_engine.check(state, "http://127.0.0.1:1", folder, "/nowhere")
         said.append(text)
     assert said == ["", "", "The server does not answer /health"]
 
 
 def test_metrics_that_cannot_be_read_decide_nothing(server: Server, folder: str) -> None:
     server.answers["/metrics"] = (500, "")
-    assert check_engine.check(silent_of_nothing(), server.url, folder, "/nowhere", restarts=True)[1] == ""
+    assert check_engine.check(silent_of_nothing(), server.url, folder, "/nowhere")[1] == ""
 
 
 def silent_of_nothing() -> State:
@@ -216,7 +276,7 @@ def silent_of_nothing() -> State:
 
 def test_the_load_of_several_servers_on_one_port_is_not_asked_for(server: Server, folder: str) -> None:
     server.answers["/metrics"] = (200, METRICS.replace("process_start_time_seconds", "other"))
-    check_engine.check(State(), server.url, folder, "/nowhere", restarts=True)
+    check_engine.check(State(), server.url, folder, "/nowhere")
     assert "/load" not in server.asked
 
 
@@ -252,5 +312,5 @@ def test_a_server_with_tls_is_asked_over_tls(server: Server, folder: str, certif
     context.load_cert_chain(certificate)
     server.http.socket = context.wrap_socket(server.http.socket, server_side=True)
     url = server.url.replace("http://", "https://")
-    state, said = check_engine.check(State(), url, folder, "/nowhere", restarts=True)
+    state, said = check_engine.check(State(), url, folder, "/nowhere")
     assert (said, state.ranks["0"].is_busy) == ("", True)

@@ -6,8 +6,9 @@ URL is that of the server, FILE keeps the state between probes, FOLDER the evide
 STACKS if it can (vLLM 0.33 and later). The program sends only requests that the server answers without the engine and without a key, and
 connects only to its own container. When a hang is found, it keeps metrics, states of processes, and the engine's stacks. With `Restart` it
 ends the engine's processes one minute later, by SIGABRT, so that Python writes the stacks of all threads into the log (the operator sets
-PYTHONFAULTHANDLER), and then by SIGKILL. The server exits when its engine has ended, and the kubelet restarts the container. The
-termination message says what hung.
+PYTHONFAULTHANDLER), and then by SIGKILL. A server that does not exit when its engine has ended is ended too, and the kubelet restarts the
+container. The termination message says what hung. A server that stays and listens no longer after its engine has ended by itself is ended
+after three probes.
 """
 
 import os
@@ -21,6 +22,7 @@ TIMEOUT_SECONDS = 2.0
 """Limit of a request. A server with a busy event loop answers within a second."""
 MAX_FAILURES = 3
 """Requests in a row without an answer until the probe fails. A closed port or another status fails at once."""
+UNREACHABLE = "The server cannot be reached: "
 MAX_BYTES = 4 * 1024 * 1024
 SUSPICIOUS_SECONDS = 60
 """Silence after which the program looks for reasons for it, which costs more than a usual probe."""
@@ -33,7 +35,10 @@ def run(url: str, file: str, folder: str, stacks: str, *, restarts: bool) -> int
             text = opened.read(MAX_BYTES)
     except OSError:  # the first probe
         text = ""
-    state, said = check(progress.load(text), url, folder, stacks, restarts=restarts)
+    state, said = check(progress.load(text), url, folder, stacks)
+    is_due = restarts and bool(said) and progress.needs_restart(state)
+    if is_due:
+        state.ranks.clear()  # of the engine that ends, and this program with it: the state is written before
     try:
         with open(f"{file}.new", "w") as opened:
             opened.write(progress.dump(state))
@@ -41,11 +46,16 @@ def run(url: str, file: str, folder: str, stacks: str, *, restarts: bool) -> int
     except OSError as error:  # without a state, an engine never hangs
         print(f"{file} cannot be written: {error}")
     if said:
-        print(said)
+        print(said, flush=True)
+    is_gone = restarts and said.startswith(UNREACHABLE) and state.failures >= MAX_FAILURES
+    if is_due or is_gone:
+        from vllm_operator.tools import hang
+
+        hang.end_engine(said) if is_due else hang.end_abandoned_server()
     return 1 if said else 0
 
 
-def check(state: State, url: str, folder: str, stacks: str, *, restarts: bool) -> tuple[State, str]:
+def check(state: State, url: str, folder: str, stacks: str) -> tuple[State, str]:
     """Return the new state, and why the probe fails; empty if it does not."""
     try:
         status = ask(url, "/health")[0]
@@ -53,7 +63,8 @@ def check(state: State, url: str, folder: str, stacks: str, *, restarts: bool) -
         state.failures += 1
         return state, "The server does not answer /health" if state.failures >= MAX_FAILURES else ""
     except OSError as error:
-        return state, f"The server cannot be reached: {error}"
+        state.failures += 1
+        return state, f"{UNREACHABLE}{error}"
     if status != 200:
         return state, f"/health answers {status}"
     state.failures = 0
@@ -75,9 +86,6 @@ def check(state: State, url: str, folder: str, stacks: str, *, restarts: bool) -
         return judged, ""
     if not judged.told:
         judged.told = hang.record(folder, stacks, progress.describe(judged, sample), metrics)
-    if restarts and progress.needs_restart(judged):
-        hang.end_engine(judged.told)
-        judged.ranks.clear()
     return judged, judged.told
 
 

@@ -23,6 +23,8 @@ MAX_EVIDENCE = 512 * 1024
 TERMINATION_MESSAGE = "/dev/termination-log"
 WRITE_SECONDS = 3.0
 """Maximum time for processes to write their stacks after SIGABRT."""
+EXIT_SECONDS, KILL_SECONDS = 5.0, 2.0
+"""Maximum times for a server to answer its clients and exit when its engine has ended (vLLM 0.32 takes a second), and to be ended."""
 _NO_CORE = 1
 """Limit of core files in bytes. A limit of 0 does not keep a program that receives them from writing them (man 5 core)."""
 
@@ -57,25 +59,33 @@ def is_compiling(folder: str) -> bool:
 
 
 class Process:
-    """A process of the engine: its number, its title, its state as in `ps`, and the percentage of a CPU that it uses."""
+    """A process of the engine: its number, its title, its state as in `ps`, the percentage of a CPU that it uses, and its parent."""
 
-    __slots__ = ("cpu", "number", "state", "title")
+    __slots__ = ("cpu", "number", "parent", "state", "title")
 
-    def __init__(self, number: int, title: str, state: str, cpu: int) -> None:
-        self.number, self.title, self.state, self.cpu = number, title, state, cpu
+    def __init__(self, number: int, title: str, state: str, cpu: int, parent: int = 0) -> None:
+        self.number, self.title, self.state, self.cpu, self.parent = number, title, state, cpu, parent
 
 
 def _numbers() -> Iterator[int]:
-    return (int(name) for name in os.listdir("/proc") if name.isdigit())
+    """Yield the processes of this container. With `hostPID` there are those of the whole node."""
+    own = _mounts_of("self")
+    return (int(name) for name in os.listdir("/proc") if name.isdigit() and _mounts_of(name) == own)
 
 
-def _read_process(number: int) -> tuple[str, str, int]:
-    """Return title, state and used ticks of a process. Raises OSError or ValueError if it has ended."""
+def _mounts_of(number: str) -> str:
+    with suppress(OSError):  # it has ended, or belongs to somebody else
+        return os.readlink(f"/proc/{number}/ns/mnt")
+    return ""
+
+
+def _read_process(number: int) -> tuple[str, str, int, int]:
+    """Return title, state, used ticks and parent of a process. Raises OSError or ValueError if it has ended."""
     with open(f"/proc/{number}/cmdline", "rb") as file:
         title = file.read(128).split(b"\0")[0].decode("ascii", "replace")
     with open(f"/proc/{number}/stat") as stat:
         fields = stat.read().rpartition(") ")[2].split()
-    return title, fields[0], int(fields[11]) + int(fields[12])
+    return title, fields[0], int(fields[11]) + int(fields[12]), int(fields[1])
 
 
 def _runs(number: int) -> bool:
@@ -89,15 +99,15 @@ def read_processes(seconds: float = 1.0) -> list[Process]:
     first = {}
     for number in _numbers():
         with suppress(OSError, ValueError, IndexError):
-            title, _, ticks = _read_process(number)
+            title, _, ticks, _ = _read_process(number)
             if "::EngineCore" in title or "::Worker" in title:
                 first[number] = ticks
     time.sleep(seconds)
     found = []
     for number, before in first.items():
         with suppress(OSError, ValueError, IndexError):
-            title, state, ticks = _read_process(number)
-            found.append(Process(number, title, state, round(100 * (ticks - before) / os.sysconf("SC_CLK_TCK") / seconds)))
+            title, state, ticks, parent = _read_process(number)
+            found.append(Process(number, title, state, round(100 * (ticks - before) / os.sysconf("SC_CLK_TCK") / seconds), parent))
     return found
 
 
@@ -142,17 +152,56 @@ def keep(folder: str, evidence: dict[str, str]) -> None:
 
 
 def end_engine(why: str) -> None:
-    """End the processes of the engine, which write their stacks first if they can. `why` becomes the container's termination message."""
+    """End the processes of the engine, which write their stacks first if they can, and then its server, unless that exits by itself.
+
+    `why` becomes the container's termination message.
+    """
     with suppress(OSError), open(TERMINATION_MESSAGE, "w") as file:
         file.write(why)
-    processes = read_processes(0.1)
+    processes, own = read_processes(0.1), set(_numbers())
     for each in processes:
         with suppress(OSError, ValueError):  # it has ended
             resource.prlimit(each.number, resource.RLIMIT_CORE, (_NO_CORE, resource.prlimit(each.number, resource.RLIMIT_CORE)[1]))
             os.kill(each.number, signal.SIGABRT)
-    end = time.monotonic() + WRITE_SECONDS
-    while time.monotonic() < end and any(_runs(each.number) for each in processes):
-        time.sleep(0.1)
-    for each in processes:
+    engine = {each.number for each in processes}
+    _await_end(engine, WRITE_SECONDS)
+    for number in engine:
         with suppress(OSError):
-            os.kill(each.number, signal.SIGKILL)
+            os.kill(number, signal.SIGKILL)
+    servers = {each.parent for each in processes if each.parent in own} - engine
+    _await_end(servers, EXIT_SECONDS)
+    for number in servers:
+        end_server(number)
+
+
+def end_abandoned_server() -> None:
+    """End a server without an engine that listens no longer: it waits for clients, which nobody answers any more."""
+    servers = []
+    for number in _numbers():
+        with suppress(OSError), open(f"/proc/{number}/cmdline", "rb") as file:
+            words = file.read(4096).split(b"\0")
+            if b"serve" in words and any(word.endswith(b"vllm") for word in words):
+                servers.append(number)
+    if not read_processes(0.1):
+        for number in servers:
+            end_server(number)
+
+
+def _await_end(numbers: set[int], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and any(_runs(number) for number in numbers):
+        time.sleep(0.1)
+
+
+def end_server(number: int) -> None:
+    """End a process, also the first one of this container, for which the kernel ignores a SIGKILL from inside (man pid_namespaces).
+
+    The kernel itself ends any process that runs when it has used more CPU time than its limit (man getrlimit). A server has used much
+    more than a second, and signals with a handler make it run.
+    """
+    with suppress(OSError, ValueError):  # it has ended, or may not be ended
+        os.kill(number, signal.SIGKILL)
+        resource.prlimit(number, resource.RLIMIT_CPU, (1, 1))
+        end = time.monotonic() + KILL_SECONDS
+        while time.monotonic() < end and _runs(number):
+            os.kill(number, signal.SIGTERM)
