@@ -20,6 +20,8 @@ from vllm_operator.api.events import EventDraft
 from vllm_operator.api.plan import BackendChoice
 from vllm_operator.api.status import ConditionStatus, VLLMDeploymentStatus
 from vllm_operator.catalog.startup import load_startup
+from vllm_operator.inventory.pools import Inventory
+from vllm_operator.inventory.room import Room
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.state import CacheEvidence, Crash, Membership, Progress, Stage, StartupState
 from vllm_operator.planning.outcome import not_accepted
@@ -37,6 +39,9 @@ NO_GPU = "No node has an sm_100 GPU. The cluster has 3 nodes with 8 NVIDIA-H200 
 
 
 MIG = crash_of(engine_failure("ValueError: invalid literal for int() with base 10: 'MIG-4cae0ba7-1f2c-5f9b-8b5e-0c6f7d0a9a11'"))
+
+
+ECC = crash_of(engine_failure("RuntimeError: CUDA error: uncorrectable ECC error encountered"))
 
 
 DEEP = (("MoE", "DEEPGEMM"),)
@@ -95,6 +100,19 @@ def crash(restarts: int, *, seconds: float) -> Observation:
     state = StartupState(stage=Stage.CONFIGURATION, started_at=o.at(seconds - 20), crash=MIG)
     pod = o.crashed_pod(restarts=restarts, seconds=seconds)
     return o.observe(pod, states={("vllm-a-x1", restarts): state}, now=o.at(seconds + 1))
+
+
+def broken_gpu(*pods: dict[str, Any], run: int = 0, other: int = 8, seconds: float = 0) -> Observation:
+    """A Pod on gpu-node-1 that crashes because of its GPU; gpu-node-2 has `other` GPUs. `pods`: those that exist instead."""
+    crashed = StartupState(stage=Stage.READY, started_at=o.at(-90), crash=ECC)
+    return o.observe(
+        *(pods or (o.crashed_pod(restarts=run),)),
+        states={("vllm-a-x1", run): crashed},
+        spec={"remediation": {"onBadNode": "Avoid"}},
+        inventory=Inventory(boots={"gpu-node-1": "a", "gpu-node-2": "b"}),
+        room=Room(("gpu-node-1", "gpu-node-2"), 8, {"gpu-node-1": 8, "gpu-node-2": other}, None),
+        now=o.at(seconds),
+    )
 
 
 PULLING = o.observe(o.pending_pod("ContainerCreating"), pod_events=(o.event("Pulling", seconds=-60),), now=o.at(-20))
@@ -156,6 +174,9 @@ STORIES: dict[str, tuple[Observation, ...]] = {
     "one-of-four-crashed": (
         o.observe(*(o.ready_pod(f"vllm-a-x{n}") for n in (2, 3, 4)), o.crashed_pod(), replicas=4, states={X1: StartupState(crash=MIG)}),
     ),
+    "bad-node": (broken_gpu(), broken_gpu(run=1)),
+    "bad-node-is-avoided": (broken_gpu(run=1), broken_gpu(o.unschedulable_pod("vllm-a-x2"), run=1, seconds=60)),
+    "bad-node-is-the-only-one": (broken_gpu(run=1, other=0),),
     "unschedulable": (o.observe(o.unschedulable_pod()),),
     "no-such-image": (
         o.observe(o.pending_pod("ErrImagePull", 'failed to pull and unpack image "docker.io/vllm/vllm-openai:v0.20.1": not found')),
@@ -217,6 +238,9 @@ KSTATUS = {
     "startup-probe-killed": "InProgress",
     "recovered": "Current",
     "one-of-four-crashed": "InProgress",
+    "bad-node": "InProgress",
+    "bad-node-is-avoided": "InProgress",
+    "bad-node-is-the-only-one": "InProgress",
     "unschedulable": "InProgress",
     "no-such-image": "InProgress",
     "no-matching-gpu": "InProgress",
@@ -231,6 +255,8 @@ KSTATUS = {
 }
 """What kstatus makes of the last page of each story."""
 DEGRADED = {
+    "bad-node",
+    "bad-node-is-the-only-one",
     "crash-loop",
     "unknown-crash",
     "out-of-memory",

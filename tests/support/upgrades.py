@@ -19,6 +19,7 @@ from vllm_operator.api import reading
 from vllm_operator.api.labels import INSTANCE_LABEL
 from vllm_operator.kube.client import CLAIM, DEPLOYMENT, EVENT, NODE, POD, REVISION, VLLM_DEPLOYMENT, Conflict, Kind
 from vllm_operator.logs.state import Crash, Stage, StartupState
+from vllm_operator.pods.owner import meets
 
 Manifest = dict[str, Any]
 OLD, NEW, NEWER = "0.20.1", "0.24.0", "0.26.0"
@@ -59,6 +60,9 @@ class Run:
     """`Evicted`, or the reason for which the container waits, with its message after a colon; for `lasts` seconds, or for ever."""
 
 
+BROKEN_GPU = Run(lasts=60, crash="GpuHardwareFault")
+
+
 @dataclass(frozen=True)
 class Fate:
     """What the engines of a version do: the runs of each Pod in order, the last of which repeats. `once`: only the first Pod does so."""
@@ -81,13 +85,17 @@ class Upgrades:
     rollout: Mapping[str, Any] = field(default_factory=dict)
     spec: Mapping[str, Any] = field(default_factory=dict)
     nodes: int = 1
+    bad: set[str] = field(default_factory=set)
+    """The nodes on which the GPU of each engine breaks after a minute of service."""
 
     def __post_init__(self) -> None:
         self.bench = Bench()
         self.cluster = MortalCluster()
         self.bench.cluster = self.cluster
         for number in range(self.nodes):
-            self.cluster.put({"apiVersion": "v1", "kind": "Node", **real_node("h100-sxm", f"node-{number}")})
+            node = real_node("h100-sxm", f"node-{number}")
+            node["metadata"]["labels"]["kubernetes.io/hostname"] = f"node-{number}"
+            self.cluster.put({"apiVersion": "v1", "kind": "Node", **node})
         self.bench.restart()
         self.time, self.kills = 0.0, 0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -268,7 +276,13 @@ class Upgrades:
         used = [each["spec"]["nodeName"] for each in self.pods() if each["spec"].get("nodeName")]
         own = int(next(it for it in pod["spec"]["containers"] if it["name"] == "vllm")["resources"]["limits"].get(GPU, 1))
         sizes = {it["metadata"]["name"]: int(it["status"]["allocatable"][GPU]) for it in self.cluster.peek(NODE)}
-        node = next((node for node, size in sorted(sizes.items()) if (used.count(node) + 1) * own <= size), None)
+        labels = {it["metadata"]["name"]: it["metadata"]["labels"] for it in self.cluster.peek(NODE)}
+        affinity = reading.mapping(pod, "spec", "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
+        terms = [list(reading.objects(term, "matchExpressions")) for term in reading.objects(affinity, "nodeSelectorTerms")]
+        allowed = [
+            node for node in sorted(sizes) if any(all(meets(labels[node], each) is not False for each in term) for term in terms or [[]])
+        ]
+        node = next((node for node in allowed if (used.count(node) + 1) * own <= sizes[node]), None)
         if node is None:
             self._show(name, {}, scheduled=False)
             self.later(5, lambda: self._place(name))
@@ -279,7 +293,8 @@ class Upgrades:
         self._start(name, version, number, 0)
 
     def _start(self, name: str, version: str, number: int, run: int) -> None:
-        pod, fate = self._find(name), self.fates.get(version, Fate()).run(number, run)
+        pod = self._find(name)
+        fate = self._run(pod, version, number, run)
         if pod is None:
             return
         if fate.phase == "Evicted":
@@ -300,6 +315,10 @@ class Upgrades:
         if fate.fails or fate.lasts is not None:
             self.later(fate.start + (fate.lasts or 0), lambda: self._end(name, version, number, run, started))
 
+    def _run(self, pod: Manifest | None, version: str, number: int, run: int) -> Run:
+        is_bad = pod is not None and pod["spec"].get("nodeName") in self.bad
+        return BROKEN_GPU if is_bad else self.fates.get(version, Fate()).run(number, run)
+
     def _serve(self, name: str, run: int) -> None:
         pod = self._find(name)
         if pod is not None:
@@ -307,9 +326,10 @@ class Upgrades:
             self._show(name, {"running": {"startedAt": reading.stamp(self.bench.now)}}, run=run, ready=True)
 
     def _end(self, name: str, version: str, number: int, run: int, started: str) -> None:
-        pod, fate = self._find(name), self.fates[version].run(number, run)
+        pod = self._find(name)
         if pod is None:
             return
+        fate = self._run(pod, version, number, run)
         stage = Stage.WEIGHT_LOAD if fate.fails else Stage.READY
         crash = Crash(fate.crash or "Unknown", "The engine broke", "mend it", None, line="It broke")
         self._log(pod, run, StartupState(stage=stage, crash=crash if fate.exit_code != 143 else None, is_final=True))

@@ -15,7 +15,7 @@ import vllm_operator
 from support import observations as o
 from vllm_operator.api.events import Change
 from vllm_operator.api.resource import Metadata
-from vllm_operator.api.status import CrashStatus, RollbackStatus
+from vllm_operator.api.status import AvoidedNode, CrashStatus, RollbackStatus
 from vllm_operator.caches.activity import HeldRollout
 from vllm_operator.catalog.entry import read_data
 from vllm_operator.inventory.pools import Taint
@@ -31,10 +31,13 @@ from vllm_operator.text import wording
 
 DATA = read_data("messages.yaml")
 SOURCES = "\n".join(path.read_text() for path in Path(vllm_operator.__file__).parent.rglob("*.py"))
+NODE = AvoidedNode(name="gpu-1", boot_id="")
 FACTS: dict[str, Any] = {
     "pod": read_pod(o.crashed_pod()),
     "crash": CrashStatus(signature="SomeCrash", cause="It broke.", pod="vllm-a-x1", exit_code=1),
     "rollback": RollbackStatus(replaced="vllm-a-1", replaced_number=2, number=1, pod="vllm-a-x1", why="It broke.", time=o.stamp(0)),
+    "nodes": [NODE],
+    "avoided": NODE,
     "since": o.NOW,
     "time": o.NOW,
     "until": o.NOW,
@@ -178,7 +181,15 @@ def test_estimates_are_rounded(seconds: int, want: int) -> None:
 
 def test_a_long_message_loses_words_of_its_cause_and_not_its_remedy() -> None:
     crash = CrashStatus(signature="SomeCrash", cause="x", pod="vllm-a-x1", exit_code=1)
-    facts: dict[str, Any] = {"crash": crash, "times": 3, "others": 0, "reference": "https://example.org/1", "done": "", "suggested": ""}
+    facts: dict[str, Any] = {
+        "crash": crash,
+        "times": 3,
+        "others": 0,
+        "reference": "https://example.org/1",
+        "place": "",
+        "done": "",
+        "suggested": "",
+    }
     said = MESSAGES.fit("crash.one", shrink=("cause", "remedy"), cause="very long " * 200, remedy="Do this.", **facts)
     assert len(said) <= 500
     assert said.endswith("What to do: Do this. (See https://example.org/1)")

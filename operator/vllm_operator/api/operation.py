@@ -39,6 +39,8 @@ ScalingMetric = Literal["WaitingRequests", "RunningRequests", "KVCacheUsage"]
 """What of an engine is compared with the target."""
 OnHang = Literal["Restart", "Report"]
 """What to do about an engine that hangs."""
+OnBadNode = Literal["Avoid", "Report"]
+"""What to do about a node on which Pods crash for a reason that lies in the node."""
 PresetKind = Literal["VLLMPreset", "ClusterVLLMPreset"]
 """Kinds of presets: one for the VLLMDeployments of its namespace, one for those of all namespaces."""
 
@@ -320,6 +322,11 @@ class RemediationSpec(Model):
         "What to do about an engine that has work and makes no progress. After 120 seconds its Pod is reported and gets no more requests. "
         "Restart: after 180 seconds the container also restarts. Report: nothing else. A `readinessProbe` in `podTemplate` replaces the "
         "check. Default: Restart."
+    )
+    on_bad_node: OnBadNode | None = optional(
+        "What to do about a node on which a Pod crashes again after a restart, for a reason that lies in the node, such as a GPU that "
+        "fell off the bus. Report: name the node. Avoid: new Pods also avoid it by node affinity until it has been restarted or replaced, "
+        "if other nodes have GPUs for all replicas. Default: Report."
     )
     on_unrecoverable_crash: Literal["KeepRestarting", "ScaleToZero"] | None = optional(
         "What to do when no replica is ready and a Pod crashed five times with a known cause that a restart cannot fix. KeepRestarting: "

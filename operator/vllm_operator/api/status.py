@@ -138,6 +138,7 @@ class CrashStatus(Model):
     command: str | None = optional("kubectl command that makes the suggested change.", max_length=4096)
     reference: str | None = optional("Link to more information.", max_length=512)
     pod: str = Field(max_length=253, description="Name of the Pod that crashed.")
+    node: str | None = optional("Name of its node, if the cause lies in the node.", max_length=253)
     exit_code: int | None = optional("Exit code of the engine container. Absent while the condition Crashed says it.")
     restarts: int | None = optional("Number of restarts of the container before the crash, if any.", ge=0)
     time: Timestamp | None = optional("Time of the crash.", {"format": "date-time"})
@@ -206,6 +207,14 @@ class RollbackStatus(Model):
     back_seconds: int | None = optional("Seconds from then until all replicas served again.", ge=0)
 
 
+class AvoidedNode(Model):
+    """A node that new Pods avoid."""
+
+    name: str = Field(max_length=253, description="Name of the node.")
+    hostname: str | None = optional("Value of its label kubernetes.io/hostname, if that is not the name.", max_length=63)
+    boot_id: str = Field(max_length=128, description="Identifies the start of the node. After another one, the node is used again.")
+
+
 class VLLMDeploymentStatus(Model):
     """Observed state."""
 
@@ -226,3 +235,4 @@ class VLLMDeploymentStatus(Model):
     last_crash: CrashStatus | None = optional("The last crash.")
     remediation: RemediationStatus | None = optional("Remedies and restarts for this spec.")
     rollback: RollbackStatus | None = optional("A revision that failed, and the one that runs instead.", MAP_ATOMIC)
+    avoided_nodes: list[AvoidedNode] | None = optional("Nodes that new Pods avoid.", LIST_ATOMIC, max_length=16)

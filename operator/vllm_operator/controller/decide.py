@@ -25,7 +25,8 @@ from vllm_operator.controller.observe import Snapshot
 from vllm_operator.controller.settings import Settings
 from vllm_operator.controller.user_data import KnownCatalog, KnownCrashes
 from vllm_operator.inventory.nodes import read_instance_pools
-from vllm_operator.inventory.room import find_room
+from vllm_operator.inventory.pools import Inventory
+from vllm_operator.inventory.room import Room, find_room
 from vllm_operator.kube.client import CLAIM, CLAIM_TEMPLATE, DEPLOYMENT, Manifest
 from vllm_operator.kube.managed_fields import differs_in_template
 from vllm_operator.planning.outcome import Outcome
@@ -36,6 +37,7 @@ from vllm_operator.planning.pod_template import tolerations_of
 from vllm_operator.pods.view import Phase
 from vllm_operator.rendering.manifests import render
 from vllm_operator.rendering.revision import applied_revision, revision_name
+from vllm_operator.status.bad_nodes import avoids
 from vllm_operator.status.remedies import carried_out
 
 
@@ -56,6 +58,8 @@ class Decision:
     """The PVC of the weights, if it is another one."""
     records: Mapping[str, Changes] = field(default_factory=dict)
     """Annotations to write on PVCs before Pods use them, by the name of the PVC."""
+    room: Room | None = None
+    """The GPUs for the Pods if bad nodes are avoided; None if unknown, or if an autoscaler would add nodes."""
     lenders: Mapping[str, str] = field(default_factory=dict)
     """The other VLLMDeployments that created PVCs, by the name of the PVC. They must not own them."""
 
@@ -90,6 +94,7 @@ def decide(snapshot: Snapshot, catalog: KnownCatalog, crashes: KnownCrashes, set
         claim_name=context.address.claim if context.address else None,
         weights_claim_name=context.weights_claim_name,
         records=_records(snapshot, context, actions, manifests, lenders),
+        room=_find_room(context, snapshot.inventory, catalog.current) if avoids(resource) else None,
         lenders=lenders,
     )
 
@@ -195,10 +200,16 @@ def _with_room(snapshot: Snapshot, context: CacheContext, catalog: Catalog) -> C
     )
     if snapshot.devices is None:
         return replace(context, is_rollout=is_rollout)
-    inventory = snapshot.devices.with_templates(read_instance_pools(catalog.instance_types, catalog.gpus))
     kind = f"MIG slice {planned.mig_profile}" if planned.mig_profile else catalog.gpus.title(planned.product, planned.architecture)
-    context = replace(context, is_rollout=is_rollout, device=kind, room=find_room(planned, context.template, inventory))
+    context = replace(context, is_rollout=is_rollout, device=kind, room=_find_room(context, snapshot.devices, catalog))
     return replace(context, hold=find_hold(context))
+
+
+def _find_room(context: CacheContext, inventory: Inventory | Verdict, catalog: Catalog) -> Room | None:
+    if isinstance(inventory, Verdict):
+        return None
+    every = inventory.with_templates(read_instance_pools(catalog.instance_types, catalog.gpus))
+    return find_room(context.plan, context.template, every)
 
 
 def _records(

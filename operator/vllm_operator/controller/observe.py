@@ -67,6 +67,7 @@ from vllm_operator.planning.validation import ArtifactTrust, refuse_artifact
 from vllm_operator.pods.owner import instance_of
 from vllm_operator.pods.view import Phase, PodView, read_pod
 from vllm_operator.rendering.revision import applied_revision, find_revision, is_recorded, is_revision_of
+from vllm_operator.status.bad_nodes import without_restarted
 from vllm_operator.status.report import UNREADABLE_SECONDS, describe_invalid_spec
 
 HUB_SECONDS = 30.0
@@ -203,7 +204,11 @@ class Observer:
         needs_devices = may_roll_out or _grows_on_one_node(snapshot)
         # Last: nothing may be awaited between the list of free GPUs and the decision, or others would be promised the same GPUs.
         inventory = _NO_INVENTORY if snapshot.unplanned is not None else await self._read_inventory(snapshot, fresh=needs_devices)
-        snapshot = replace(snapshot, inventory=inventory)
+        resource = snapshot.resource
+        if isinstance(inventory, Inventory):
+            live = None if snapshot.standing is Standing.NEW else snapshot.deployment  # a new plan replaces the Pods anyway
+            resource = without_restarted(resource, inventory, live)
+        snapshot = replace(snapshot, resource=resource, inventory=inventory)
         if not needs_devices:
             return snapshot
         if isinstance(inventory, Verdict):

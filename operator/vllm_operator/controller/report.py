@@ -79,7 +79,9 @@ class Reporter:
         await self._record_run(snapshot, observed)
         reported = report(observed)
         before, now, applied = snapshot.resource.status, reported.status, result.applied
-        must_act = (before.remediation, before.last_crash, before.rollback) != (now.remediation, now.last_crash, now.rollback)
+        # The snapshot may already leave out avoided nodes that were restarted.
+        recorded = reading.sequence(reading.mapping(snapshot.manifest, "status").get("avoidedNodes"))
+        must_act = _decisions(before) != _decisions(now) or len(recorded) != len(now.avoided_nodes or ())
         # Events, caches and why they were not filled before a rollout may only be known now.
         is_lasting = must_act or _facts(before.cache) != _facts(now.cache) or reported.events or result.activity.skipped
         is_applied = applied.written and applied.failure is None
@@ -160,6 +162,8 @@ class Reporter:
             unread_logs=self.logs.unread(snapshot.key),
             cores=starts.cores,
             taints=_taints(snapshot, result),
+            inventory=snapshot.inventory if isinstance(snapshot.inventory, Inventory) else None,
+            room=decision.room,
             activity=replace(result.activity, claim_note=" ".join(notes) or None),
             draining=starts.draining,
             not_kept=tuple(applied.not_kept),
@@ -226,6 +230,10 @@ def _is_seen(deployment: Mapping[str, Any] | None) -> bool:
     """Return whether the controller has seen the current spec of a Deployment."""
     seen, generation = reading.integer(deployment, "status", "observedGeneration"), reading.integer(deployment, "metadata", "generation")
     return deployment is None or (seen or 0) >= (generation or 0)
+
+
+def _decisions(status: VLLMDeploymentStatus) -> tuple[object, ...]:
+    return status.remediation, status.last_crash, status.rollback, status.avoided_nodes
 
 
 def _taints(snapshot: Snapshot, result: ActionResult) -> Mapping[str, Any]:

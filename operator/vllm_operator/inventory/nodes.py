@@ -109,19 +109,22 @@ def read_inventory(
     pools: list[Pool] = []
     labels: dict[str, Mapping[str, str]] = {}
     taints: dict[str, tuple[Taint, ...]] = {}
+    boots: dict[str, str] = {}
     count = 0
     for node in nodes:
         name = read_text(mapping(node, "metadata").get("name"))
         if name is None:
             continue
         count += 1
+        boots[name] = (read_text(mapping(node, "status", "nodeInfo").get("bootID")) or "")[:128]
         reader = _Node(name, node, devices.get(name, ()), gpus, notes)
         found = reader.pools()
         if found:
             labels[name], taints[name] = reader.labels, read_taints(mapping(node).get("spec"))
         pools.extend(found)
     templates = sorted(read_node_pools(node_pools, gpus), key=lambda template: (template[0].nodes, template[0].labels))
-    return Inventory(_merge(pools), count, tuple(sorted(notes)[:NOTES_LIMIT]), labels, taints).with_templates(templates)
+    merged, said = _merge(pools), tuple(sorted(notes)[:NOTES_LIMIT])
+    return Inventory(merged, count, said, labels, taints, boots=boots).with_templates(templates)
 
 
 def _merge(pools: Iterable[Pool]) -> tuple[Pool, ...]:

@@ -130,7 +130,8 @@ class Inventory:
     `node_count` includes nodes without GPUs. `notes` name invalid labels. `labels` and `taints` are by name of the nodes with GPUs. `used`
     are the devices in use, and in counts for a plan or a rollout also those promised to others; None if they were not read. `own` are
     those of the Pods of the VLLMDeployment to plan. `hidden`: they cannot be read. `allocated` are the identities of the devices that
-    ResourceClaims hold; None if they were not read. `read_at` is when all were read.
+    ResourceClaims hold; None if they were not read. `read_at` is when all were read. `boots` identify the last
+    starts of the nodes, by name.
     """
 
     pools: tuple[Pool, ...] = ()
@@ -143,6 +144,7 @@ class Inventory:
     hidden: bool = False
     allocated: frozenset[str] | None = None
     read_at: datetime | None = None
+    boots: Mapping[str, str] = field(default_factory=dict)
 
     def with_templates(self, templates: Iterable[tuple[Pool, Mapping[str, str]]]) -> "Inventory":
         """Return the inventory with additional pools of nodes that do not exist, each with the labels that its nodes would have."""

@@ -227,11 +227,18 @@ def _status(
         remedy=remedy or None,
         reference=wording.clean(crash.reference, 500) if crash.reference else None,
         pod=view.name,
+        node=view.node if is_of_node(observed, crash.signature) and view.node else None,
         exit_code=code,
         restarts=run or None,
         time=reading.stamp(time),
         excerpt=next((line for line in lines if line), None),
     )
+
+
+def is_of_node(observed: Observation, name: str) -> bool:
+    """Return whether the cause of a crash lies in its node."""
+    signature = observed.knowledge.signatures.get(name)
+    return signature is not None and signature.origin == "node"
 
 
 def _better(observed: Observation, previous: CrashStatus | None, found: CrashStatus) -> CrashStatus:

@@ -55,6 +55,7 @@ def draft_events(observed: Observation, status: VLLMDeploymentStatus, crashes: C
         *_caches(observed, status),
         *_remediation(observed, status),
         *_rollback(observed, status),
+        *_avoided(observed, status),
         *_started(observed, status),
     )
 
@@ -213,6 +214,14 @@ def _remediation(observed: Observation, status: VLLMDeploymentStatus) -> Iterato
     for pod in now.stalled_pods:
         if kept is None or pod not in kept.stalled_pods:
             yield EventDraft(WARNING, "RestartedStalled", observed.messages.say("event.stall_restart", stalled=pod), f"stall-{pod}")
+
+
+def _avoided(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
+    before = observed.previous.avoided_nodes or ()
+    for node in status.avoided_nodes or ():
+        if node not in before:
+            message = observed.messages.say("event.avoided", avoided=node, crash=status.last_crash)
+            yield EventDraft(WARNING, "NodeAvoided", message, f"avoided-{_digest(node.name, node.boot_id)}")
 
 
 def _started(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:

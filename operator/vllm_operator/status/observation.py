@@ -32,7 +32,8 @@ from vllm_operator.api.status import VLLMDeploymentStatus
 from vllm_operator.caches.activity import NO_ACTIVITY, CacheActivity
 from vllm_operator.caches.address import cache_key_of
 from vllm_operator.caches.claims import ClaimHolder
-from vllm_operator.inventory.pools import Taint
+from vllm_operator.inventory.pools import Inventory, Taint
+from vllm_operator.inventory.room import Room
 from vllm_operator.logs.progress import allowed_silence_seconds, infer_silence
 from vllm_operator.logs.ranks import LOST, GroupDiagnosis, Rank, Standing, diagnose_ranks
 from vllm_operator.logs.state import CacheEvidence, Crash, Stage, StartupState, UnreadLog
@@ -222,6 +223,8 @@ class Observation:
     unread_logs: Mapping[RunKey, UnreadLog] = field(default_factory=dict)
     cores: Mapping[str, float] = field(default_factory=dict)  # CPUs in use by Pods whose start is silent, by UID, if measured
     taints: Mapping[str, tuple[Taint, ...]] = field(default_factory=dict)  # by node with the planned GPUs, if a Pod waits for a node
+    inventory: Inventory | None = None  # None if the GPUs are unknown
+    room: Room | None = None  # GPUs for its Pods, if it avoids bad nodes; None if unknown, or if an autoscaler would add nodes
     activity: CacheActivity = NO_ACTIVITY
     not_kept: tuple[str, ...] = ()  # applied fields of the Pod template that the API server or a webhook dropped or changed
     apply_error: str | None = None  # why the API server refused a child at the last attempt

@@ -171,7 +171,7 @@ def _ends_every_start(observed: Observation, finding: Finding, kept: Remediation
 
 def is_permanent(signature: Signature) -> bool:
     """Return whether a restart cannot fix such a crash."""
-    return signature.severity is Severity.FATAL and not signature.retryable and not signature.is_echo
+    return signature.severity is Severity.FATAL and not (signature.retryable or signature.is_echo or signature.origin == "node")
 
 
 def is_superseded(kept: RemediationStatus | None, finding: Finding) -> bool:

@@ -5,6 +5,7 @@ Cause and remedy of a crash come from its signature (`catalog/data/signatures.ya
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from vllm_operator.api import reading
@@ -20,8 +21,9 @@ from vllm_operator.api.conditions import (
     Reason,
     Verdict,
 )
-from vllm_operator.api.status import CrashStatus, RemediationStatus, RollbackStatus
+from vllm_operator.api.status import AvoidedNode, CrashStatus, RemediationStatus, RollbackStatus
 from vllm_operator.pods.view import Phase
+from vllm_operator.status.bad_nodes import describe_node
 from vllm_operator.status.claims import CLAIM_PROBLEMS
 from vllm_operator.status.crashes import Crashes, reason_of
 from vllm_operator.status.observation import Observation
@@ -50,15 +52,19 @@ def ready(
     progress: Verdict,
     cache: Verdict | None,
     rollback: RollbackStatus | None,
+    avoided: list[AvoidedNode] | None = None,
 ) -> Verdict:
     """Judge Ready: whether all of the spec is in effect; if not, the most important problem. Draining Pods are added.
 
-    `judged` are the other conditions, `progress` is the state of the rollout, `cache` what is said about the caches, and `rollback` the
-    revision that failed.
+    `judged` are the other conditions, `progress` is the state of the rollout, `cache` what is said about the caches, `rollback` the
+    revision that failed, and `avoided` are the bad nodes.
     """
     verdict, pods = _ready(observed, crashes, judged, progress, cache), observed.draining
     if rollback is not None and rollback.revision is None and verdict.status is FALSE:
         verdict = Verdict(FALSE, verdict.reason, f"{verdict.message} {describe_rollback(observed, rollback)}")
+    if avoided and verdict.reason == Reason.UNSCHEDULABLE:
+        text = observed.messages.say("ready.avoided", nodes=avoided)
+        verdict = Verdict(verdict.status, verdict.reason, f"{verdict.message} {text}")
     if not pods or not verdict.message:
         return verdict
     numbers = [pod.requests for pod in pods if pod.requests is not None]
@@ -157,24 +163,35 @@ def hung(observed: Observation) -> Verdict | None:
     return Verdict(TRUE, Reason.ENGINE_HUNG, text)
 
 
-def crashed(observed: Observation, crashes: Crashes, remediation: RemediationStatus | None) -> Verdict | None:
+def crashed(
+    observed: Observation, crashes: Crashes, remediation: RemediationStatus | None, avoided: list[AvoidedNode] | None = None
+) -> Verdict | None:
     """Judge Crashed: the cause if a Pod crashed and no later start of it has succeeded; None otherwise."""
+    say = partial(_crash_text, observed, crashes, avoided)
     last, chosen, decided = crashes.last, crashes.most_informative, remediation or RemediationStatus()
     if crashes.in_force and chosen is None:
         if (known := _known_before(crashes)) is not None:  # the Pod crashes again and again
-            return Verdict(TRUE, reason_of(known.signature), _crash_text(observed, crashes, known, decided))
+            return Verdict(TRUE, reason_of(known.signature), say(known, decided))
         pod, code = crashes.in_force[0].view, crashes.in_force[0].status.exit_code
         text = observed.messages.say("crash.unsettled", pod=pod, code=code)
         return Verdict(TRUE, Reason.DIAGNOSING_CRASH, text)
     if chosen is not None:
         others = len({finding.view.name for finding in crashes.in_force} - {chosen.view.name})
-        return Verdict(TRUE, reason_of(chosen.status.signature), _crash_text(observed, crashes, chosen.status, decided, others=others))
+        return Verdict(TRUE, reason_of(chosen.status.signature), say(chosen.status, decided, others=others))
     if last is not None and decided.state == "Stopped":
-        return Verdict(TRUE, reason_of(last.signature), _crash_text(observed, crashes, last, decided))
+        return Verdict(TRUE, reason_of(last.signature), say(last, decided))
     return None
 
 
-def _crash_text(observed: Observation, crashes: Crashes, crash: CrashStatus, decided: RemediationStatus, *, others: int = 0) -> str:
+def _crash_text(
+    observed: Observation,
+    crashes: Crashes,
+    avoided: list[AvoidedNode] | None,
+    crash: CrashStatus,
+    decided: RemediationStatus,
+    *,
+    others: int = 0,
+) -> str:
     if (decided.pod, decided.restarts) != (crash.pod, crash.restarts) and decided.state != "Stopped":
         decided = RemediationStatus()  # it is about another crash
     field = "lastCrash" if is_mere_suggestion(decided, crashes.last) else "remediation"
@@ -183,6 +200,7 @@ def _crash_text(observed: Observation, crashes: Crashes, crash: CrashStatus, dec
         "times": (crash.restarts or 0) + 1,
         "others": others,
         "cause": crash.cause or "",
+        "place": describe_node(observed, crash, avoided),
         "remedy": "" if decided.state == "Applied" else crash.remedy or "",  # the operator is trying it
         "done": _done(observed, decided, crash),
         "suggested": f"status.{field}.command" if decided.command else "",

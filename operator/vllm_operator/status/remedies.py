@@ -28,6 +28,7 @@ from vllm_operator.catalog.versions import Versions, VersionTable, normalize_fla
 from vllm_operator.planning.engine import overrides
 from vllm_operator.planning.engine.serving import READY_TIMEOUT
 from vllm_operator.planning.pinning import planned_generation
+from vllm_operator.status.bad_nodes import avoiding
 
 _VALUE = re.compile(r"[A-Za-z0-9_./:,=+-]{1,512}")
 """Form of a value. Parts of it may come from a log, which is untrusted."""
@@ -208,8 +209,8 @@ def to_record(status: RemediationStatus | None, crash: CrashStatus | None) -> tu
 
 
 def carried_out(resource: VLLMDeployment, plan: Plan) -> tuple[VLLMDeployment, Plan]:
-    """Return the resource and the plan to render: with the remedies, and without replicas after a stop."""
-    decided = current(resource)
+    """Return the resource and the plan to render: with the remedies and avoided nodes, and without replicas after a stop."""
+    decided, plan = current(resource), avoiding(resource, plan)
     if decided is None:
         return resource, plan
     if decided.state == "Stopped":

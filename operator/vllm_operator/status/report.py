@@ -13,7 +13,7 @@ from vllm_operator.api import conditions, reading
 from vllm_operator.api.conditions import FALSE, READY, TRUE, UNKNOWN, Reason, Verdict
 from vllm_operator.api.events import EventDraft
 from vllm_operator.api.status import RollbackStatus, StartupStatus, VLLMDeploymentStatus
-from vllm_operator.status import caches, claims, optional_objects, planned, progressing, ready, startup
+from vllm_operator.status import bad_nodes, caches, claims, optional_objects, planned, progressing, ready, startup
 from vllm_operator.status.crashes import Crashes, counts_as_crash_at, find_crashes, shorten
 from vllm_operator.status.events import draft_events
 from vllm_operator.status.observation import Observation, PodFacts
@@ -86,8 +86,9 @@ def _status(
     if observed.plan is None and summary is not None:
         cached = observed.previous.cache  # the plan cannot be read now: keep the known state of its caches
     cache_verdict = caches.cache_verdict(observed, cached, block, reaction.cache_damage)
+    avoided = bad_nodes.decide_avoided(observed, crashes)
     verdicts = {
-        conditions.CRASHED: ready.crashed(observed, crashes, reaction.remediation),
+        conditions.CRASHED: ready.crashed(observed, crashes, reaction.remediation, avoided),
         conditions.HUNG: ready.hung(observed),
         conditions.PLAN_DRIFTED: drifted,
         conditions.ROLLED_BACK: rolled_back(observed, rollback),
@@ -98,7 +99,7 @@ def _status(
     }
     judged = {type: verdict for type, verdict in verdicts.items() if verdict is not None}
     progress = progressing.progress(observed, block, reaction.remediation)
-    judged[READY] = ready.ready(observed, crashes, judged, progress=progress, cache=cache_verdict, rollback=rollback)
+    judged[READY] = ready.ready(observed, crashes, judged, progress=progress, cache=cache_verdict, rollback=rollback, avoided=avoided)
     judged[conditions.AVAILABLE] = ready.available(observed)
     if (stalled := ready.stalled(observed, judged, is_unrecoverable=reaction.is_unrecoverable)) is not None:
         judged[conditions.STALLED] = stalled
@@ -118,6 +119,7 @@ def _status(
         last_crash=last_crash,
         remediation=remediation,
         rollback=rollback,
+        avoided_nodes=avoided,
     )
 
 
