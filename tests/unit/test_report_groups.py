@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from support import observations as o
-from vllm_operator.api.conditions import CRASHED, READY, find_condition
+from vllm_operator.api.conditions import CRASHED, HUNG, READY, find_condition
 from vllm_operator.api.status import VLLMDeploymentStatus
 from vllm_operator.logs.state import Crash, Membership, Stage, StartupState
 from vllm_operator.status.observation import Observation
@@ -133,6 +133,41 @@ def test_recreations_are_counted_and_the_crash_stays_in_force_until_the_group_se
     later = crashed(-30, served.status)
     assert later.status.last_crash is not None
     assert later.status.last_crash.restarts is None
+
+
+def test_stalled_starts_of_a_group_are_restarted_as_often_as_the_spec_allows() -> None:
+    spec = {"startup": {"onStall": "Restart", "maxStallRestarts": 2}}
+    silent = replace(WAITS, stage_since=o.at(-900), last_line_at=o.at(-900))
+    status, restarted = VLLMDeploymentStatus(), []
+    for number in range(4):
+        leader, follower = o.starting_pod(LEADER, since=-1000), o.ready_pod(FOLLOWER, since=-1000)
+        for pod in (leader, follower):
+            pod["metadata"]["uid"] += f"-{number}"
+        states = {f"uid-{name}-{number}": silent for name in (LEADER, FOLLOWER)}
+        observed = group(leader, follower, created=-1000, startups={(uid, 0): state for uid, state in states.items()}, spec=spec)
+        told = report(o.following(observed, status))
+        restarted.append(len(told.restart_pods))
+        status = told.status
+
+    assert restarted == [1, 1, 0, 0]
+
+
+def test_a_leader_that_hangs_is_a_hang_of_the_replica() -> None:
+    told = report(group(o.unready_pod(LEADER), o.ready_pod(FOLLOWER), pod_events=[o.hang_event(LEADER)]))
+
+    assert said(told, HUNG).startswith(f"The engine of Pod {LEADER} hangs")
+    assert said(told, CRASHED) == ""
+    assert told.status.ready_replicas == 0
+
+
+def test_a_follower_on_a_lost_node_is_told_although_the_leader_answers() -> None:
+    lost = o.ready_pod(FOLLOWER)
+    lost["status"]["conditions"] = [o.condition("ContainersReady", "True"), o.condition("Ready", "False", -5, reason="NodeStatusUnknown")]
+    told = report(group(o.ready_pod(LEADER), lost))
+
+    assert told.status.ready_replicas == 0
+    assert f"Pod {FOLLOWER}" in said(told, READY)
+    assert "node-b" in said(told, READY)
 
 
 def test_nodes_with_different_images_are_told() -> None:

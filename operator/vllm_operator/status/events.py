@@ -176,10 +176,12 @@ def _crash(observed: Observation, status: VLLMDeploymentStatus, crashes: Crashes
     if not crashes.is_new or crashes.last is None:
         return
     crash, runs, reason = crashes.last, crashes.last.restarts or 0, reason_of(crashes.last.signature)
-    uid = next((view.uid for view in observed.pod_facts if view.name == crash.pod), crash.pod)
+    view = next((view for view in observed.pod_facts if view.name == crash.pod), None)
+    uid = view.uid if view is not None else crash.pod
+    of_all = uid if view is None or view.group is None else crash.pod  # the next Pods of a group have the same names
     in_force = find_condition(status.conditions, CRASHED) is not None
     message = observed.messages.say("event.crashed", crash=crash, times=runs + 1, in_force=in_force)
-    yield EventDraft(WARNING, reason, message, f"crash-{uid}-{runs}", series=f"crash-{uid}-{reason}")
+    yield EventDraft(WARNING, reason, message, f"crash-{uid}-{runs}", series=f"crash-{of_all}-{reason}")
 
 
 def _caches(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:

@@ -131,6 +131,11 @@ class PodFacts(PodView):
         done = progress.completed / progress.total if progress and progress.total > 0 else 0.0
         return (_RANKS[Phase.CONTAINER_FAILED if self.is_stalled else self.phase], _STAGE_RANKS[self.stage], done, self.name)
 
+    @property
+    def start_name(self) -> str:
+        """The name of this start: that of the Pod, with its UID in a group, whose next Pods have the same names."""
+        return self.name if self.group is None else f"{self.name} ({self.uid})"
+
     def has_caches_of(self, plan: Plan) -> bool:
         """Return whether the Pod uses the cache directory of a plan. A Pod without a directory counts."""
         return self.cache_key in ("", plan.cache_key)

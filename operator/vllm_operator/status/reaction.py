@@ -57,7 +57,7 @@ def react(observed: Observation, crashes: Crashes) -> Reaction:
     return Reaction(
         remediation=remediation,
         cache_damage=assess_cache_damage(observed, plan, crashes) if plan is not None else CacheDamage(),
-        restart_pods=tuple(view for view in observed.starting if view.name in listed and view.is_stalled),
+        restart_pods=tuple(view for view in observed.starting if view.start_name in listed and view.is_stalled),
         is_unrecoverable=is_stopped or (finding is not None and _ends_every_start(observed, finding, remediation)),
     )
 
@@ -74,7 +74,8 @@ def stall_restarts_left(observed: Observation) -> int | None:
 def _with_stalled(observed: Observation, status: RemediationStatus | None) -> RemediationStatus | None:
     decided = current(observed.resource)
     listed = decided.stalled_pods if decided else []
-    pods = [view.name for view in observed.starting if view.is_stalled and view.name not in listed][: stall_restarts_left(observed) or 0]
+    names = [view.start_name for view in observed.starting if view.is_stalled]
+    pods = [name for name in names if name not in listed][: stall_restarts_left(observed) or 0]
     if not pods:
         return status
     base = status or RemediationStatus(observed_generation=planned_generation(observed.resource))
