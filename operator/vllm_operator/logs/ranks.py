@@ -17,7 +17,7 @@ from vllm_operator.logs.state import Crash, Membership, Stage, StartupState
 MISSING, LOST, NO_KV_CACHE = "RankMissing", "RankLost", "NoKvCacheMemory"
 DEFAULT_TIMEOUT_SECONDS = 600
 """Time for which PyTorch waits for the other nodes, without `--distributed-timeout-seconds`."""
-_NATIVE, _DIED = "NativeCodeCrash", "died unexpectedly"
+_NATIVE, _DIED, _QUOTED = "NativeCodeCrash", "died unexpectedly", "Worker failed with error"
 _MOST_NODES = 256  # a log may name any number
 _STAGES = {stage: number for number, stage in enumerate(Stage)}
 
@@ -91,9 +91,12 @@ def diagnose_ranks(ranks: Sequence[Rank], knowledge: StartupKnowledge) -> GroupD
     if starved is not None and all(crash.signature == NO_KV_CACHE for _, crash in causes):
         crash = causes[0][1] if causes else describe(by_id[NO_KV_CACHE], "", ())
         return _crashed(starved, crash, failed)
+    # The leader quotes what a worker on another node has reported: its own would have logged the error there.
+    causes = [it for it in causes if _QUOTED not in it[1].line] or causes
     if causes:
         rank, crash = causes[0] if len({it.signature + it.cause for _, it in causes}) == 1 else min(causes, key=lambda each: _order(*each))
-        is_elsewhere = crash.signature == NO_KV_CACHE and rank.number == 0 and rank.place.nodes and 0 < _kv_cache(rank) < float("inf")
+        has_memory = crash.signature == NO_KV_CACHE and rank.place.nodes and 0 < _kv_cache(rank) < float("inf")
+        is_elsewhere = rank.number == 0 and (has_memory or _QUOTED in crash.line)
         return _crashed(_only([it for it in everyone if it is not rank]) if is_elsewhere else rank, crash, failed)
     return _lost(everyone, failed, by_id) or _going(everyone, by_id)
 
