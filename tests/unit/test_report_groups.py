@@ -170,10 +170,14 @@ def test_a_follower_on_a_lost_node_is_told_although_the_leader_answers() -> None
     assert "node-b" in said(told, READY)
 
 
-def test_nodes_with_different_images_are_told() -> None:
+def test_nodes_that_differ_are_told() -> None:
     leader, follower = o.starting_pod(LEADER), o.ready_pod(FOLLOWER)
     for pod, digest in ((leader, "sha256:aa"), (follower, "sha256:bb")):
-        pod["status"]["containerStatuses"][0]["imageID"] = f"vllm/vllm-openai@{digest}"
-    told = report(group(leader, follower, states={(LEADER, 0): WAITS}))
+        pod["status"]["containerStatuses"][0]["imageID"] = f"vllm@{digest}"
+    gpus = {"node-a": "NVIDIA-H100 with driver 580.65", "node-b": "NVIDIA-H100 with driver 550.54"}
+    told = report(group(leader, follower, states={(LEADER, 0): WAITS}, gpus=gpus))
 
-    assert "The nodes run different images: vllm/vllm-openai@sha256:aa and vllm/vllm-openai@sha256:bb." in said(told, READY)
+    assert (
+        "All nodes must be alike, and differ in image: vllm@sha256:aa and vllm@sha256:bb; GPU: NVIDIA-H100 with driver 550.54 and"
+        in said(told, READY)
+    )

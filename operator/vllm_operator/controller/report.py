@@ -31,6 +31,7 @@ from vllm_operator.controller.user_data import KnownCrashes
 from vllm_operator.inventory.pools import Inventory
 from vllm_operator.kube.client import CLAIM, DEPLOYMENT, POD, SERVICE, ClusterClient, Forbidden, Invalid, Manifest
 from vllm_operator.kube.events import record_event, shorten
+from vllm_operator.pods.owner import place_of
 from vllm_operator.pods.view import Phase, PodView, has_run
 from vllm_operator.rendering.revision import applied_revision, find_revision
 from vllm_operator.status.events import describe_restored
@@ -161,6 +162,7 @@ class Reporter:
             startups=states,
             unread_logs=self.logs.unread(snapshot.key),
             cores=starts.cores,
+            gpus=_gpus(snapshot),
             taints=_taints(snapshot, result),
             inventory=snapshot.inventory if isinstance(snapshot.inventory, Inventory) else None,
             room=decision.room,
@@ -234,6 +236,14 @@ def _is_seen(deployment: Mapping[str, Any] | None) -> bool:
 
 def _decisions(status: VLLMDeploymentStatus) -> tuple[object, ...]:
     return status.remediation, status.last_crash, status.rollback, status.avoided_nodes
+
+
+def _gpus(snapshot: Snapshot) -> Mapping[str, str]:
+    """Return the GPU and the driver of the nodes of replicas on several nodes, in words."""
+    nodes, inventory = {pod.node for pod in snapshot.pods if place_of(pod.manifest) is not None}, snapshot.inventory
+    pools = inventory.pools if isinstance(inventory, Inventory) and nodes else ()
+    known = ((node, pool) for pool in pools for node in nodes.intersection(pool.nodes))
+    return {node: f"{pool.product} with driver {'.'.join(map(str, pool.driver or ())) or 'unknown'}" for node, pool in known}
 
 
 def _taints(snapshot: Snapshot, result: ActionResult) -> Mapping[str, Any]:

@@ -149,6 +149,7 @@ class GroupFacts:
     size: int
     rank: int  # of the Pod that has this
     diagnosis: GroupDiagnosis
+    different: tuple[str, ...] = ()  # what must be the same on all nodes and is not
 
     @property
     def told(self) -> Crash | None:
@@ -156,12 +157,6 @@ class GroupFacts:
         found = self.diagnosis
         is_own = found.crash is None or (found.rank == self.rank and found.crash.signature != LOST)
         return None if is_own or found.standing is not Standing.CRASHED else found.crash
-
-    @property
-    def images(self) -> tuple[str, ...]:
-        """The different images of its engines, as the kubelets have resolved them."""
-        engines = (reading.named(it.manifest, CONTAINER, "status", "containerStatuses", key="name") for it in self.members)
-        return tuple(sorted({image for engine in engines if (image := reading.text(engine, "imageID"))}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +222,7 @@ class Observation:
     startups: Mapping[RunKey, StartupState] = field(default_factory=dict)  # from the logs of current and crashed runs
     unread_logs: Mapping[RunKey, UnreadLog] = field(default_factory=dict)
     cores: Mapping[str, float] = field(default_factory=dict)  # CPUs in use by Pods whose start is silent, by UID, if measured
+    gpus: Mapping[str, str] = field(default_factory=dict)  # GPU and driver by node, in words, of replicas on several nodes
     taints: Mapping[str, tuple[Taint, ...]] = field(default_factory=dict)  # by node with the planned GPUs, if a Pod waits for a node
     inventory: Inventory | None = None  # None if the GPUs are unknown
     room: Room | None = None  # GPUs for its Pods, if it avoids bad nodes; None if unknown, or if an autoscaler would add nodes
@@ -337,7 +333,14 @@ def _represent(observed: Observation, leader: PodView) -> PodFacts:
         caches = [it.state.cache for it in by_rank if it.state is not None]
         hits, misses, failures = (sum(map(attrgetter(name), caches)) for name in ("hits", "misses", "load_failures"))
         chosen = replace(chosen, state=replace(chosen.state, cache=CacheEvidence(hits, misses, failures, chosen.state.cache.failure)))
-    return replace(chosen, group=GroupFacts(by_rank, size, worst, found))
+    return replace(chosen, group=GroupFacts(by_rank, size, worst, found, _differences(observed, by_rank)))
+
+
+def _differences(observed: Observation, members: Iterable[PodFacts]) -> tuple[str, ...]:
+    """Return in which images, GPUs and drivers the nodes of a replica differ. An image is as its kubelet has resolved it."""
+    engines = [reading.named(it.manifest, CONTAINER, "status", "containerStatuses", key="name") for it in members]
+    found = {"image": {reading.text(engine, "imageID") for engine in engines}, "GPU": {observed.gpus.get(it.node, "") for it in members}}
+    return tuple(f"{what}: {' and '.join(sorted(values - {''}))}" for what, values in found.items() if len(values - {""}) > 1)
 
 
 def _as_member(pod: PodView, *, serves: bool) -> PodView:
