@@ -77,7 +77,7 @@ golden: $(STAMP) ## Rewrite the golden files; read the diff before you commit it
 	$(BIN)/pytest tests/golden --update-golden
 
 .PHONY: demo
-demo: $(STAMP) ## Four scenarios on a real control plane with simulated GPU nodes
+demo: $(STAMP) ## Five scenarios on a real control plane with simulated GPU nodes
 	@PYTHONPATH=hack $(BIN)/python -m demo
 
 .PHONY: demo-keep

@@ -1,1 +1,1 @@
-"""`make demo`: four situations on a real control plane, with simulated nodes and recorded starts."""
+"""`make demo`: five situations on a real control plane, with simulated nodes and recorded starts."""

@@ -13,7 +13,7 @@ from demo.cluster import NAMESPACE, ROOT, Cluster, DemoError
 from demo.history import History
 from demo.record import is_compiling, record
 from demo.screen import Lines, draw
-from demo.situations import SITUATIONS, failures
+from demo.situations import NAMES, SITUATIONS, failures
 from testenv.binaries import BuildError
 from testenv.controlplane import ControlPlaneError
 from testenv.processes import ProcessGroup
@@ -66,7 +66,7 @@ class Show:
         return draw(self._in_order(), title=title, width=self._console.width)
 
     def _in_order(self) -> list[History]:
-        return [self.histories[situation.name] for situation in SITUATIONS if situation.name in self.histories]
+        return [self.histories[name] for name in NAMES if name in self.histories]
 
     @property
     def _now(self) -> float:
@@ -102,7 +102,7 @@ class Show:
 
 
 def main() -> int:
-    """Run the demo; 0 if all four situations end as they should."""
+    """Run the demo; 0 if all five situations end as they should."""
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--keep", action="store_true", help="leave everything running and say how to use it")
     parser.add_argument("--stop", action="store_true", help="end what --keep left running")
@@ -138,7 +138,7 @@ def show(console: Console, *, keep: bool, speed: float, folder: Path | None = No
         complaints = failures(performance.histories)
         for complaint in complaints:
             console.print(f"✘ {complaint}", style="red", markup=False, highlight=False, soft_wrap=True)
-        verdict = "[bold red]not as it should be" if complaints else "[bold green]all four situations are as they should be"
+        verdict = "[bold red]not as it should be" if complaints else "[bold green]all five situations are as they should be"
         console.print(f"{verdict}[/] · {time.monotonic() - began:.0f} s")
         if keep:
             explain(console, cluster.environment.kubeconfig)
@@ -146,7 +146,7 @@ def show(console: Console, *, keep: bool, speed: float, folder: Path | None = No
 
 
 def report(console: Console, cluster: Cluster) -> None:
-    commands = [["get", "vllm"], *(["describe", "vllm", situation.name] for situation in SITUATIONS)]
+    commands = [["get", "vllm"], *(["describe", "vllm", name] for name in NAMES)]
     for command in commands:
         console.rule(f"kubectl -n {NAMESPACE} {' '.join(command)}", align="left")
         console.print(cluster.kubectl("-n", NAMESPACE, *command), markup=False, highlight=False, soft_wrap=True)

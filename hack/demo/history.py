@@ -41,11 +41,11 @@ class History:
 
     @property
     def is_settled(self) -> bool:
-        """Whether it serves, has crashed or cannot be planned: the demo need not wait for more."""
-        return (
+        """Whether the operator has seen it, and it serves, has crashed or cannot be planned: the demo need not wait for more."""
+        return self.status.get("observedGeneration") == self.resource.get("metadata", {}).get("generation") and (
             self.condition("Ready").get("status") == "True"
             or self.condition("Crashed").get("status") == "True"
-            or self.condition("Ready").get("reason") == "NoMatchingGPU"
+            or self.condition("Ready").get("reason") in ("NoMatchingGPU", "RolledBack")
         )
 
     def condition(self, type: str) -> Mapping[str, Any]:

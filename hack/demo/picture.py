@@ -1,4 +1,4 @@
-"""The picture at the top of the README: the four situations of the demo on one frame, which its stages grow into.
+"""The picture at the top of the README: the five situations of the demo on one frame, which its stages grow into.
 
 It is drawn from recorded starts and from the objects of a run of the demo. It moves by CSS alone. It begins with the last frame, which a
 preview, a print and a viewer that does not animate show; after a moment, it shows how that came about.
@@ -37,23 +37,26 @@ def seconds_of(start: Start) -> float:
 
 
 def draw_picture(objects: Sequence[Mapping[str, Any]], cold: Start, warm: Start) -> str:
-    """Draw the last frame of the demo's objects `deepseek`, `deepseek-again`, `tinyllama` and `llama`, with how it came about."""
+    """Draw the last frame of the demo's objects, with how it came about. What serves after a failed upgrade is `mistral`."""
     by_name = {each["metadata"]["name"]: each for each in objects}
     scale = BAR / seconds_of(cold)
     warm_begins = BEGINS + SECONDS + 0.6
     remedy = _advice(by_name["tinyllama"], "Crashed", r"What to do: ([^.]+?)(?:, which|\.)")
     way_out = _advice(by_name["llama"], "Ready", r"(Add [^.]+? to spec[\w.]+\w)")
+    upgraded = by_name["mistral"]["status"]
+    came_back = f"{upgraded['lastCrash']['signature']} after an upgrade: revision {upgraded['rollback']['number']} serves again by itself."
     rows = [
         _started(0, "deepseek", f"first start, {_gpu(by_name['deepseek'])}", cold, scale, BEGINS),
         _started(1, "deepseek-again", "second start, warm caches", warm, scale, warm_begins),
         _failed(2, by_name["tinyllama"], remedy, BEGINS + 31 * SECONDS / seconds_of(cold)),
         _failed(3, by_name["llama"], way_out, BEGINS),
+        _failed(4, by_name["mistral"], came_back, BEGINS + SECONDS),
     ]
     height = TOP + ROW * len(rows)
     first, second = (duration(seconds_of(start)) for start in (cold, warm))
     title = (
-        f"Four VLLMDeployments: a first start that takes {first}, a second one that takes {second}, "
-        "a crash with its name and remedy, and a plan without a matching GPU"
+        f"Five VLLMDeployments: a first start that takes {first}, a second one that takes {second}, "
+        "a crash with its name and remedy, a plan without a matching GPU, and an upgrade that fails and comes back by itself"
     )
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img">',

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from demo.situations import COLD, MIG_UUID, RECORDED_MODEL, RECORDINGS, WARM
+from demo.situations import COLD, MIG_UUID, NO_MEMORY, RECORDED_MODEL, RECORDINGS, WARM
 from testenv.api import ApiClient, ApiError, client_of
 from testenv.cri import LogWriter
 from testenv.replay import Output, Replay, read_recording
@@ -51,6 +51,8 @@ def role_of(pod: dict[str, Any], filled: Collection[str]) -> Role:
     values = {each["name"]: each.get("value", "") for each in container.get("env", ())}
     if values.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-"):
         return Role(MIG_UUID, crashes=True)
+    if "--gpu-memory-utilization" in container.get("args", ()):
+        return Role(NO_MEMORY, crashes=True)
     is_warm, is_recorded = caches_of(pod) in filled, any(RECORDED_MODEL in part for part in container["command"])
     if is_recorded:
         return Role(WARM if is_warm else COLD)

@@ -1,4 +1,4 @@
-"""The four situations: what is applied, which recordings there are, and what must be seen in the end."""
+"""The five situations: what is applied, which recordings there are, and what must be seen in the end."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ RECORDED_MODEL = "dsv3-fp8"  # in the path of the model whose starts were record
 COLD = RECORDINGS / "dsv3-fp8-cold-full-newline-bars.log"
 WARM = HERE / "recordings" / "dsv3-fp8-warm.log"
 MIG_UUID = RECORDINGS / "mig-uuid.log"
+NO_MEMORY = RECORDINGS / "gpu-util-too-low.log"
 FEWEST_STAGES = 5
 SLOWEST_WARM_START = 0.5
 """A warm start must take less than this share of the cold one. It took 8 % on an H200; the operator's and the simulated
@@ -84,28 +85,21 @@ def check_no_gpu(histories: dict[str, History]) -> Iterator[str]:
         yield f"nothing was to be started, but these stages were seen: {', '.join(seen.stages)}"
 
 
+def check_upgrade(histories: dict[str, History]) -> Iterator[str]:
+    seen = histories["mistral"]
+    yield from want_conditions(seen, RolledBack="True/RevisionFailed", Ready="False/RolledBack", Available="True/Serving")
+    yield from want_words(seen, "RolledBack", "so revision 1 runs again", "Remove --gpu-memory-utilization")
+
+
 SITUATIONS = (
-    Situation(
-        "deepseek",
-        "first start of an FP8 model on Hopper: compiles",
-        MANIFESTS / "a-first-start.yaml",
-        check_first_start,
-    ),
-    Situation(
-        "deepseek-again",
-        "the same once more: the cache is warm",
-        MANIFESTS / "b-second-start.yaml",
-        check_second_start,
-        after="deepseek",
-    ),
-    Situation(
-        "tinyllama",
-        "a MIG UUID in CUDA_VISIBLE_DEVICES: crashes",
-        MANIFESTS / "c-mig-uuid.yaml",
-        check_crash,
-    ),
+    Situation("deepseek", "first start of an FP8 model on Hopper: compiles", MANIFESTS / "a-first-start.yaml", check_first_start),
+    Situation("deepseek-again", "the same once more: warm caches", MANIFESTS / "b-second-start.yaml", check_second_start, "deepseek"),
+    Situation("tinyllama", "a MIG UUID in CUDA_VISIBLE_DEVICES: crashes", MANIFESTS / "c-mig-uuid.yaml", check_crash),
     Situation("llama", "asks for a GPU that no node has", MANIFESTS / "d-no-gpu.yaml", check_no_gpu),
+    Situation("mistral", "a model that serves", MANIFESTS / "e-served.yaml", lambda _: iter(()), "deepseek"),
+    Situation("mistral", "its upgrade fails, and it comes back by itself", MANIFESTS / "f-upgrade.yaml", check_upgrade, "mistral"),
 )
+NAMES = tuple(dict.fromkeys(situation.name for situation in SITUATIONS))
 
 
 def want(what: str, seen: object, wanted: object) -> Iterator[str]:

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.cluster
 
 ROOT = Path(__file__).parent.parent.parent
 SPEED = "25"
-LINES = {"deepseek": 74, "deepseek-again": 74, "llama": 60, "tinyllama": 80}
+LINES = {"deepseek": 74, "deepseek-again": 74, "llama": 60, "tinyllama": 80, "mistral": 100}
 """Lines of `kubectl describe`, at most. While the Pod of a crash starts again, the page also has that start."""
 STATUS_LINES = 60
 """Lines of its status, at most: one screen. Each of the five conditions that are always set takes six."""
@@ -50,7 +50,8 @@ async def test_the_demo_ends_as_described(environment: Environment) -> None:
         "kubectl -n demo describe vllm deepseek-again",
         "MigUuidNotInteger",
         "NoMatchingGPU",
-        "all four situations are as they should be",
+        "RolledBack",
+        "all five situations are as they should be",
     ):
         assert words in output
     assert re.search(r"^NAME +MODEL +GPU +DESIRED +READY +STATUS +STAGE +URL +AGE$", output, re.MULTILINE), output

@@ -32,7 +32,7 @@ IMAGES = ROOT / "docs" / "images"
 COLD = ROOT / "tests" / "corpus" / "h200" / "dsv3-fp8-cold-full.log"
 WARM = ROOT / "hack" / "demo" / "recordings" / "dsv3-fp8-warm.log"
 MOMENTS = ("starting", "settled")
-"""While deepseek compiled kernels, and when all four situations of the demo had come to their end."""
+"""While deepseek compiled kernels, and when all five situations of the demo had come to their end."""
 NOW = datetime(2026, 11, 23, 5, 1, 10, tzinfo=UTC)
 STATUS_PAGES = [
     ("starting", "deepseek"),
@@ -40,6 +40,7 @@ STATUS_PAGES = [
     ("settled", "deepseek-again"),
     ("settled", "tinyllama"),
     ("settled", "llama"),
+    ("settled", "mistral"),
 ]
 
 
@@ -81,12 +82,12 @@ def test_the_pictures_in_the_docs_are_these_screens(moment: str, name: str, file
     golden(IMAGES / f"{file}.svg", picture(status_of(moment, name), f"kubectl vllm status {name}", width=100))
 
 
-def test_the_picture_in_the_readme_has_the_four_situations_of_the_demo(golden: Golden) -> None:
+def test_the_picture_in_the_readme_has_the_five_situations_of_the_demo(golden: Golden) -> None:
     cold, warm = (start_of_file(path) for path in (COLD, WARM))
     drawn = draw_picture(recorded("settled")["objects"], cold, warm)
     golden(IMAGES / "demo.svg", drawn)
     said = [text.text for text in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
-    for words in ("kernel warm-up", "7 min 28 s  ✔ serves", "25 s  ✔ serves", "✘ MigUuidNotInteger", "✘ NoMatchingGPU"):
+    for words in ("kernel warm-up", "7 min 28 s  ✔ serves", "25 s  ✔ serves", "✘ MigUuidNotInteger", "✘ NoMatchingGPU", "✘ RolledBack"):
         assert words in said
     assert len([words for words in said if words and words.startswith("What to do: ")]) == 2
     # the last frame is what is drawn; only the way to it is animated
