@@ -26,7 +26,9 @@ class Group(NamedTuple):
     def is_told_by_one_log(self) -> bool:
         """Whether the only log that was given says everything."""
         (only, *others), found = self.ranks, self.diagnosis
-        is_elsewhere = found.standing is Standing.WAITING or (found.standing is Standing.CRASHED and found.rank != only.number)
+        is_elsewhere = found.standing is Standing.WAITING or (
+            found.standing is Standing.CRASHED and (found.rank, found.crash) != (only.number, only.crash)
+        )
         return not others and not is_elsewhere
 
     def where(self, number: int | None) -> str:
