@@ -198,6 +198,7 @@ WORDS = {
     "weightGigabytes": "weights {} GB",
     "sliceGigabytes": "slice {} GB",
     "sliceCompute": "{} compute slices",
+    "checkpointCaches": "the checkpoint requests a KV cache in {}",
 }
 TRUTHS = {
     "mixtureOfExperts": ("mixture of experts", "dense"),

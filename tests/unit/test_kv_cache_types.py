@@ -30,6 +30,11 @@ def refused(uri: str, version: str, architecture: str, value: str, **flags: str)
     return decision.refusal or ""
 
 
+def test_sparse_layers_on_hopper_read_an_fp8_cache_in_its_plain_form_since_0_30() -> None:
+    assert "No sparse attention backend for sm_90" in refused(SPARSE, "0.29.0", "sm_90", "fp8_e4m3")
+    assert refused(SPARSE, "0.30.0", "sm_90", "fp8_e4m3") == ""
+
+
 @pytest.mark.parametrize("value", sorted({name for table in load_versions().tables for name in table.backends["kvCacheDtype"]} - {"auto"}))
 def test_every_value_of_a_version_has_an_entry(value: str) -> None:
     assert knowledge()[2].kernels.find("KVCache", value.upper())

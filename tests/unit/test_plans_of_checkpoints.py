@@ -91,9 +91,10 @@ def test_mla_with_the_kv_cache_of_the_checkpoint() -> None:
 
 def test_sparse_mla_with_the_kv_cache_of_the_checkpoint() -> None:
     tp8: dict[str, Any] = {"parallelism": {"tensor": 8}}
-    refusal = plan(SPARSE, "0.33.0", "sm_90", **tp8).refusal
+    refusal = plan(SPARSE, "0.29.0", "sm_90", **tp8).refusal
     assert refusal is not None
     assert "Set --kv-cache-dtype to bfloat16, fp8 or fp8_ds_mla." in refusal
+    assert backend(plan(SPARSE, "0.33.0", "sm_90", **tp8), "SparseAttention") == "FLASHMLA_SPARSE"
     assert backend(plan(SPARSE, "0.33.0", "sm_100", **tp8), "SparseAttention") == "FLASHINFER_MLA_SPARSE"
     for given, taken in (("fp8_ds_mla", "FLASHMLA_SPARSE"), ("bfloat16", "FLASH_ATTN_MLA_SPARSE")):
         assert backend(plan(SPARSE, "0.33.0", "sm_90", args={"kv-cache-dtype": given}, **tp8), "SparseAttention") == taken

@@ -20,6 +20,7 @@ TAKEN = [
     ("kv-cache-in-checkpoint", "rtx-pro-6000", "Attention", "FLASHINFER"),
     ("kv-cache-in-checkpoint", "a100", "Attention", "FLASHINFER"),
     ("kv-cache-in-checkpoint-sparse", "b200", "SparseAttention", "FLASHINFER_MLA_SPARSE"),
+    ("kv-cache-in-checkpoint-sparse", "h200", "SparseAttention", "FLASHMLA_SPARSE"),
     ("uneven-blocks", "h200", "MoE", "TRITON"),
     ("gptq-int8", "a100", "GEMM", "MARLIN"),
     ("gptq-int8", "h100-sxm", "GEMM", "MACHETE"),
@@ -32,7 +33,6 @@ TAKEN = [
 ]
 REFUSED = [
     # input, node, words that say why, words that say what to do
-    ("kv-cache-in-checkpoint-sparse", "h200", "the KV cache type fp8_e4m3", "Set --kv-cache-dtype to bfloat16, fp8 or fp8_ds_mla."),
     ("uneven-blocks", "a100", "not a multiple of the 128x128 blocks", "Set spec.parallelism.expert to Enabled"),
     ("uneven-groups", "a100", "divisible by group_size", "Set spec.parallelism.expert to Enabled"),
     ("gptq-act-order", "h100-sxm", "desc_act=True", "Use a checkpoint without desc_act"),

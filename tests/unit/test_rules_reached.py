@@ -169,6 +169,7 @@ def plain(kind: str) -> RuleInput:
 
 
 OF_FILES = {
+    "sparse-cache-of-a-checkpoint-hopper",
     "gptq-act-order",
     "moe-uneven-groups",
     "moe-uneven-groups-engine",

@@ -188,6 +188,7 @@ class FactValues(Entry):
         "tokens travel between GPUs to their experts: expert parallelism with more than one data-parallel rank"
     )
     mig: OneOrMore[StrictBool] = _values("the GPU is a MIG slice")
+    kv_cache: OneOrMore[str] = _values("type of the KV cache that the checkpoint requests, by vLLM's name", "checkpointCaches")
     desc_act: OneOrMore[StrictBool] = _values("weights in GPTQ are ordered by activation across groups (`desc_act`)")
     deepseek_heads: OneOrMore[StrictBool] = _values("the MLA head sizes are those of DeepSeek R1", "deepSeekHeads")
     unequal_heads: OneOrMore[StrictBool] = _values("keys and values have heads of different sizes, without MLA")
