@@ -15,7 +15,7 @@ from support.fake_cluster import FakeCluster
 from support.operators import llama
 from vllm_operator.cli import terminal
 from vllm_operator.cli.live import last_renewal, screens
-from vllm_operator.cli.status import newest, notice_of_absence, read_object, stage_bar, status_page, top_page
+from vllm_operator.cli.status import newest, notice_of_absence, read_object, service_of, stage_bar, status_page, top_page
 from vllm_operator.cli.terminal import Line, Span, Style, age, bar, grid, line, plain
 from vllm_operator.kube.client import EVENT, VLLM_DEPLOYMENT, Forbidden, NotFound, Unavailable
 
@@ -104,6 +104,26 @@ async def test_the_last_renewal_is_the_one_of_the_operators_leases() -> None:
     assert await last_renewal(cluster) == datetime(2026, 11, 23, 4, 2, tzinfo=UTC)
     cluster.fail("*", None, Forbidden("no"), times=2)
     assert await last_renewal(cluster) is None, "without the permission, nobody knows"
+
+
+@pytest.mark.parametrize(
+    ("ready", "available", "replicas", "is_new", "words"),
+    [
+        ("True 04:00", "True 04:00", 1, False, ""),
+        ("False 04:50", "True 04:00", 3, False, "SERVING 3 of 4"),
+        ("False 04:50", "True 04:00", 4, False, "SERVING"),
+        ("False 04:50", "False 04:58", 0, False, "DOWN since 2026-11-23 04:58:00 UTC (2 min ago)"),
+        ("False 04:59", "False 04:00", 0, False, "DOWN since 2026-11-23 04:59:00 UTC (1 min ago)"),
+        ("False 04:59", "False 04:59", 0, True, "NOT SERVING YET"),
+        ("False 04:59", "Unknown 04:59", 0, True, ""),
+    ],
+    ids=["all serve", "some serve", "a change is held", "degraded, then down", "down after scaled to zero", "first start", "unknown"],
+)
+def test_the_first_line_says_whether_anything_serves(ready: str, available: str, replicas: int, is_new: bool, words: str) -> None:
+    judged = (("Ready", *ready.split()), ("Available", *available.split()))
+    conditions = [{"type": kind, "status": status, "lastTransitionTime": f"2026-11-23T{time}:00Z"} for kind, status, time in judged]
+    status = {"conditions": conditions, "readyReplicas": replicas, "url": "" if is_new else "http://llama"}
+    assert service_of({"spec": {"replicas": 4}, "status": status}, NOW) == words
 
 
 async def test_events_of_an_earlier_object_are_left_out() -> None:

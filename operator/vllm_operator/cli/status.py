@@ -153,7 +153,8 @@ class _StatusPage:
     def compose(self, events: Iterable[Manifest]) -> list[Line]:
         created, (reason, style) = age(moment(self.resource, "metadata", "creationTimestamp"), self.now), state_of(self.resource)
         is_crashed = self._is_true(CRASHED)
-        head = (Span("/".join(_name(self.resource)), Style.BOLD), "  ", Span(reason, style))
+        service = service_of(self.resource, self.now)
+        head = (Span("/".join(_name(self.resource)), Style.BOLD), "  ", Span(f"{service}  " if service else "", style), Span(reason, style))
         self.lines = [
             line(*head, Span(f"  created {created} ago" if created else "", Style.DIM)),
             line(Span(text(self.resource, "spec", "model", "uri"), Style.DIM)),
@@ -271,6 +272,22 @@ def state_of(resource: Manifest) -> tuple[str, Style]:
         return reason, Style.GREEN
     is_bad = reason in REFUSALS or any(found.get("status") == "True" for found in bad)
     return reason, Style.RED if is_bad else Style.YELLOW
+
+
+def service_of(resource: Manifest, now: datetime) -> str:
+    """Return whether something serves although not all is well, and if not, since when; empty if all is well or it is unknown."""
+    (ready, wanted), status = _ready(resource), mapping(resource, "status")
+    judged = [named(status, condition, "conditions") for condition in (READY, AVAILABLE)]
+    is_ready, is_available = (found.get("status") for found in judged)
+    if is_ready == "True" or is_available not in ("True", "False") or not wanted:
+        return ""
+    if is_available == "True":
+        return f"SERVING {ready} of {wanted}" if ready < wanted else "SERVING"
+    if not text(status, "url"):  # set when the first replica serves
+        return "NOT SERVING YET"
+    # Available is also False while the object is scaled to zero, and Ready is True then
+    since = max(filter(None, (moment(found, "lastTransitionTime") for found in judged)), default=None)
+    return f"DOWN since {clock(since)} ({age(since, now)} ago)" if since else "DOWN"
 
 
 def stage_bar(startup: Manifest, now: datetime) -> list[Span]:
