@@ -83,7 +83,7 @@ def test_a_crash_is_told_once_with_rank_pod_node_and_what_the_others_lost() -> N
 @pytest.mark.parametrize(("code", "how"), [(0, "has ended with exit code 0 and no error"), (137, "was killed (exit code 137)")])
 def test_a_follower_that_has_ended_while_the_leader_answers_is_a_crash(code: int, how: str) -> None:
     states = {(LEADER, 0): StartupState(stage=Stage.READY), (FOLLOWER, 0): replace(READS, is_final=True)}
-    told = report(group(o.ready_pod(LEADER), o.crashed_pod(FOLLOWER, code=code), states=states))
+    told = report(group(o.ready_pod(LEADER, ready=-200), o.crashed_pod(FOLLOWER, code=code), states=states))
 
     assert f"Rank 1 {how}" in said(told, CRASHED)
     assert told.status.ready_replicas == 0
@@ -96,6 +96,14 @@ def test_the_crash_of_a_group_that_is_deleted_because_of_it_counts() -> None:
     told = report(group(dying[0], dying[1], states={(FOLLOWER, 0): replace(READS, crash=NO_MODEL, is_final=True)}))
 
     assert "HfRepoNotFound" in said(told, CRASHED)
+
+
+def test_a_restart_before_the_group_served_is_no_crash_in_force() -> None:
+    restarted = o.ready_pod(FOLLOWER, restarts=1, last=o.terminated(seconds=-300))
+    told = report(group(o.ready_pod(LEADER, ready=-20), restarted))
+
+    assert said(told, CRASHED) == ""
+    assert told.status.ready_replicas == 1
 
 
 def test_a_group_that_is_told_to_stop_has_not_crashed() -> None:

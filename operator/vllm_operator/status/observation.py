@@ -320,7 +320,9 @@ def _represent(observed: Observation, leader: PodView) -> PodFacts:
         return _read_pod(observed, leader)
     others = [pod for pod in observed.followers if pod.name and (place_of(pod.manifest) or (-1, 0))[0] == place[0]]
     serves = leader.phase in (Phase.READY, Phase.HUNG, Phase.NOT_RESPONDING)
-    members = {(place_of(pod.manifest) or place)[1]: _read_pod(observed, _as_member(pod, serves=serves)) for pod in (leader, *others)}
+    members = {
+        (place_of(pod.manifest) or place)[1]: _read_pod(observed, _as_member(pod, leader, serves=serves)) for pod in (leader, *others)
+    }
     found = diagnose_ranks([_rank(observed, number, member) for number, member in members.items()], observed.knowledge.startup)
     worst = min(members, key=lambda number: members[number].severity)
     if found.standing is Standing.CRASHED:
@@ -343,11 +345,13 @@ def _differences(observed: Observation, members: Iterable[PodFacts]) -> tuple[st
     return tuple(f"{what}: {' and '.join(sorted(values - {''}))}" for what, values in found.items() if len(values - {""}) > 1)
 
 
-def _as_member(pod: PodView, *, serves: bool) -> PodView:
+def _as_member(pod: PodView, leader: PodView, *, serves: bool) -> PodView:
     """Return a Pod of a replica on several nodes: a follower is always Ready, and a group is deleted when a Pod has crashed."""
     ended = pod.termination.finished_at if pod.termination is not None else None
     deleted = reading.moment(pod.manifest, "metadata", "deletionTimestamp")
     grace = timedelta(seconds=reading.integer(pod.manifest, "metadata", "deletionGracePeriodSeconds") or 0)
+    if ended is not None and leader.ready_at is not None and ended < leader.ready_at:
+        pod = replace(pod, termination=None)  # the group has served since then
     if pod.phase is Phase.TERMINATING and ended is not None and deleted is not None and ended <= deleted - grace:
         return replace(pod, phase=Phase.CRASHED)
     return replace(pod, phase=Phase.STARTING) if pod.phase is Phase.READY and not serves else pod
