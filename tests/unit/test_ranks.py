@@ -134,7 +134,7 @@ def found(*ranks: Rank) -> GroupDiagnosis:
             id="the slowest node of a start",
         ),
         pytest.param(
-            [Rank(number=0, state=WAITS), Rank(number=1, blocked="pulls its image")],
+            [Rank(number=0, state=WAITS), Rank(number=1, is_blocked=True)],
             Standing.STARTING,
             1,
             None,
@@ -169,7 +169,7 @@ def test_when_the_others_give_up() -> None:
     patient = replace(WAITS, membership=Membership(node=0, nodes=2, timeout_seconds=900, is_waiting=True))
 
     assert found(Rank(number=0, state=WAITS)).gives_up_at == NOW + timedelta(seconds=600)
-    assert found(Rank(number=0, state=patient), Rank(number=1, blocked="pulls its image")).gives_up_at == NOW + timedelta(seconds=900)
+    assert found(Rank(number=0, state=patient), Rank(number=1, is_blocked=True)).gives_up_at == NOW + timedelta(seconds=900)
 
 
 def test_the_number_of_nodes_in_a_log_costs_little() -> None:

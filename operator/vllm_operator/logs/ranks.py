@@ -28,11 +28,9 @@ class Rank:
 
     number: int
     name: str = ""
-    node: str = ""
     state: StartupState | None = None  # from its log
     crash: Crash | None = None  # why its engine has failed, or would fail if it ended now
-    blocked: str = ""  # why its engine does not run yet, in words
-    since: datetime | None = None  # of `blocked`
+    is_blocked: bool = False  # its engine does not run yet
     exit_code: int | None = None  # if its engine has ended
     ended_at: datetime | None = None
 
@@ -44,7 +42,7 @@ class Rank:
     @property
     def stage(self) -> Stage:
         """The stage of its start."""
-        if self.blocked or not (self.name or self.state):
+        if self.is_blocked or not (self.name or self.state):
             return Stage.IMAGE_PULL
         return self.state.stage if self.state is not None else Stage.PROCESS_START
 
@@ -52,7 +50,7 @@ class Rank:
     def progress(self) -> tuple[bool, int, float]:
         """The sort key: least progress first."""
         counted = self.state.progress if self.state is not None else None
-        return (not self.blocked, _STAGES[self.stage], counted.completed / counted.total if counted and counted.total else 0.0)
+        return (not self.is_blocked, _STAGES[self.stage], counted.completed / counted.total if counted and counted.total else 0.0)
 
 
 class Standing(StrEnum):
@@ -129,13 +127,13 @@ def _going(everyone: Sequence[Rank], by_id: dict[str, Signature]) -> GroupDiagno
     """Return the state of an engine on nodes of which none has failed."""
     if any(it.stage is Stage.READY for it in everyone):
         return GroupDiagnosis(standing=Standing.SERVING, rank=None)
-    waiting = [it for it in everyone if it.place.is_waiting and not it.blocked]
+    waiting = [it for it in everyone if it.place.is_waiting and not it.is_blocked]
     limits = [
         it.state.stage_since + timedelta(seconds=it.place.timeout_seconds or DEFAULT_TIMEOUT_SECONDS)
         for it in waiting
         if it.state is not None and it.state.stage_since is not None
     ]
-    absent = [it for it in everyone if not (it.state or it.name or it.blocked)]  # no Pod, or no log
+    absent = [it for it in everyone if not (it.state or it.name or it.is_blocked)]  # no Pod, or no log
     reported = (it.state.obstacle for it in waiting if it.state is not None)
     obstacle = next((crash for crash in reported if crash is not None and not _follows(crash, by_id, set())), None)
     present = [it for it in everyone if it not in absent]

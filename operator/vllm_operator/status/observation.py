@@ -368,11 +368,9 @@ def _rank(observed: Observation, number: int, pod: PodFacts) -> Rank:
     return Rank(
         number=number,
         name=pod.name,
-        node=pod.node,
         state=state,
         crash=crash,
-        blocked="" if is_running else str(pod.phase),
-        since=pod.since,
+        is_blocked=not is_running,
         exit_code=ended.exit_code if ended is not None else None,
         ended_at=ended.finished_at if ended is not None else None,
     )
