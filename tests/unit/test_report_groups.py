@@ -73,7 +73,7 @@ def test_a_crash_is_told_once_with_rank_pod_node_and_what_the_others_lost() -> N
     told = report(group(o.crashed_pod(LEADER), o.crashed_pod(FOLLOWER), states=states))
 
     text = said(told, CRASHED)
-    assert text.startswith(f"Pod {FOLLOWER} crashed with exit code 1 (HfRepoNotFound). It is rank 1 of 2, on node node-b.")
+    assert text.startswith(f"Pod {FOLLOWER} crashed with exit code 1 (HfRepoNotFound). Rank 1 of 2 on node node-b: The model")
     assert "Because of it, rank 0 reports DistributedTimeout." in text
     assert told.status.last_crash is not None
     assert told.status.last_crash.pod == FOLLOWER
