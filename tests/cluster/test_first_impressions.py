@@ -1,5 +1,6 @@
 """What people met first, on a real API server: the words of common crashes, versions in short, what is imported, and who is away."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from support.kubectl_vllm import as_json, kubectl_vllm
 from support.operator_process import OperatorProcess, condition, has, llama, pinned_plan
 from support.stories import LOADING, RUNNING
 from support.verdicts import has_plan
+from vllm_operator.__main__ import kubectl_plugin
 
 pytestmark = pytest.mark.cluster
 
@@ -81,6 +83,45 @@ async def test_a_deployment_with_an_api_key_is_imported_without_the_key_and_plan
     assert made["spec"]["auth"]["apiKeySecretRef"] == {"name": "keys", "key": "api"}
     await served.create({**made, "metadata": {**made["metadata"], "namespace": served.namespace}})
     await served.wait_for("VLLMDeployment", "llama", has_plan("True"))
+
+
+STORED = """
+apiVersion: serving.kserve.io/v1beta1
+kind: InferenceService
+metadata: {name: llama}
+spec:
+  predictor:
+    model:
+      modelFormat: {name: huggingface}
+      storageUri: s3://bucket/models/qwen
+      args: ["--max-model-len=8192"]
+      resources: {limits: {nvidia.com/gpu: "1"}}
+"""
+
+
+async def test_a_model_in_an_object_store_is_imported_and_streamed_from_there(
+    served: Cluster, operator: OperatorProcess, tmp_path: Path
+) -> None:
+    (tmp_path / "old.yaml").write_text(STORED, "utf-8")
+    status, said = await kubectl_vllm(served, "import", str(tmp_path / "old.yaml"))
+    assert status == 0, said
+    made = yaml.safe_load(said)
+    await served.create({**made, "metadata": {**made["metadata"], "namespace": served.namespace}})
+    deployment = await served.wait_for("Deployment", "llama", bool)
+    [engine] = [each for each in deployment["spec"]["template"]["spec"]["containers"] if each["name"] == "vllm"]
+    assert engine["command"] == ["vllm", "serve", "s3://bucket/models/qwen"]
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-8B", "hf://Qwen/Qwen3-8B", "Qwen3-8B"])
+async def test_the_cluster_refuses_what_fit_refuses_however_the_model_is_spelled(
+    served: Cluster, operator: OperatorProcess, capsys: pytest.CaptureFixture[str], model: str
+) -> None:
+    kubectl_plugin(["fit", model, "--gpu", "H100", "--context", "1M", "-o", "json"])
+    refused = {size["limit"] for size in json.loads(capsys.readouterr().out)["sizes"] if size["outcome"] == "refused"}
+    spec = {"model": {"uri": "hf://Qwen/Qwen3-8B"}, "engine": {"args": [{"name": "--max-model-len", "value": "1M"}]}}
+    await served.create(llama(served.namespace, **spec))
+    told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "Unsupported"))
+    assert [text for text in refused if text.rstrip(".") in condition(told, "Ready")["message"]], (refused, condition(told, "Ready"))
 
 
 async def test_gpus_of_a_cordoned_node_are_not_free(served: Cluster, gpu_nodes: Callable[..., list[str]]) -> None:

@@ -8,6 +8,7 @@ import pytest
 from support.cluster import Cluster, Simulator, the_pod
 from support.kubectl import Kubectl, KubectlError
 from support.operator_process import OperatorProcess, condition, has, llama
+from support.stories import LOADING, RUNNING
 from support.verdicts import cache_verdict
 from vllm_operator.cli.status import read_object
 from vllm_operator.kube.api_client import KubeClient
@@ -80,15 +81,20 @@ async def test_events_of_an_earlier_object_are_not_shown(served: Cluster, operat
     assert "Unsupported" not in {event["reason"] for event in events}
 
 
+TOO_LONG = (
+    b"ValueError: To serve at least one request with the models's max seq len (131072), (16.00 GiB KV cache is needed, which is larger "
+    b"than the available KV cache memory (0.68 GiB). Based on the available memory, the estimated maximum model length is 5568. Try increasing "
+    b"`gpu_memory_utilization` or decreasing `max_model_len` when initializing the engine.\n"
+)
 LINES = {"serving": 45, "starting": 50, "crashed": 60}
-"""Lines of `kubectl describe`, at most, without the spec, which the user wrote."""
+"""Lines of the page of `kubectl describe` above the events, at most, with the spec of the quick start."""
 
 
 async def page(served: Cluster, operator: OperatorProcess) -> list[str]:
-    """What kubectl shows of the object, without its spec, when nothing changes any more."""
+    """What kubectl shows of the object, above its events, when nothing changes any more."""
     await operator.until_quiet()
     lines = (await Kubectl(served.kubeconfig, served.namespace).run("describe", "vllm", "llama")).splitlines()
-    return [*lines[: lines.index("Spec:")], *lines[lines.index("Status:") :]]
+    return lines[: lines.index("Events:")]
 
 
 async def test_kubectl_describe_fits_on_a_screen(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
@@ -107,9 +113,21 @@ async def test_kubectl_describe_fits_on_a_screen(served: Cluster, sim: Simulator
     assert len(serving) <= LINES["serving"], "\n".join(serving)
 
 
-async def test_kubectl_describe_of_a_crash_fits_on_a_screen(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
-    await sim.script(path="crash", pull="0", backoff="120")
+@pytest.mark.parametrize(
+    ("last", "signature"),
+    [(b"", "UnknownCrash"), (TOO_LONG, "MaxModelLenExceedsKvCache")],
+    ids=["of unknown cause", "that ends the revision"],
+)
+async def test_kubectl_describe_of_a_crash_fits_on_a_screen(
+    served: Cluster, sim: Simulator, operator: OperatorProcess, last: bytes, signature: str
+) -> None:
+    await sim.script(path="crash", pull="0", crash_after="hold", backoff="120")
     await served.create(llama(served.namespace))
-    await served.wait_for("VLLMDeployment", "llama", has("Crashed", "True", "UnknownCrash"), within=60)
+    pod = await the_pod(served)
+    log = sim.log(pod)
+    log.write(RUNNING + LOADING + last)
+    log.exit()
+    await sim.change(pod, crash_after="0")
+    await served.wait_for("VLLMDeployment", "llama", has("Crashed", "True", signature), within=60)
     crashed = await page(served, operator)
     assert len(crashed) <= LINES["crashed"], "\n".join(crashed)

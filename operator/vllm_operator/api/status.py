@@ -198,8 +198,10 @@ class RollbackStatus(Model):
         "ControllerRevision that runs instead. Absent if there is none, or `rollout.onFailure` is Hold.", max_length=253
     )
     number: int | None = optional("Its number.", ge=0)
-    pod: str = Field(max_length=253, description="Name of the Pod that failed.")
-    why: Text = Field(description="Why it failed.")
+    pod: str | None = optional(
+        "Name of the Pod that failed. This and the next four are absent while no other revision runs.", max_length=253
+    )
+    why: Text | None = optional("Why it failed.")
     remedy: Text | None = optional("Recommended remedy.")
     command: str | None = optional("kubectl command that changes the spec as recommended.", max_length=4096)
     tried_seconds: int | None = optional("Seconds from the creation of that Pod until its revision was given up.", ge=0)

@@ -299,7 +299,7 @@ def reason_of(signature: str) -> str:
 
 
 def shorten(crash: CrashStatus, signatures: Mapping[str, Signature], said: str) -> CrashStatus:
-    """Omit texts that can be restored and that `said`, the message of the condition `Crashed`, contains."""
+    """Omit texts that can be restored and that `said` contains: the message of the condition `Crashed`, or `status.rollback`."""
     if _restore(crash, signatures) != crash or not all(wording.sentence(text) in said for text in (crash.cause, crash.remedy) if text):
         return crash
     is_code_said = crash.pod in said and f"with exit code {crash.exit_code} " in said

@@ -21,6 +21,7 @@ from vllm_operator.status.reaction import Reaction, react
 from vllm_operator.status.remedies import to_record
 from vllm_operator.status.rollback import decide_rollback, rolled_back
 from vllm_operator.status.starts import StartClock, saved_seconds, start_clock
+from vllm_operator.text import wording
 
 _SOON = 1.0
 """Minimum seconds until the next observation."""
@@ -105,6 +106,9 @@ def _status(
         judged[conditions.STALLED] = stalled
     if last_crash is not None and (crashed := judged.get(conditions.CRASHED)) is not None:
         last_crash = shorten(last_crash, observed.knowledge.signatures, crashed.message)
+    elif last_crash is not None and rollback is not None and rollback.why is not None:
+        said = (wording.sentence(text) for text in (rollback.why, rollback.remedy) if text)
+        last_crash = shorten(last_crash, observed.knowledge.signatures, " ".join(said))
     previous, generation, now = observed.previous, observed.resource.metadata.generation, reading.stamp(observed.now) or ""
     return VLLMDeploymentStatus(
         observed_generation=generation,

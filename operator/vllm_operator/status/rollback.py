@@ -64,7 +64,8 @@ def decide_rollback(observed: Observation, crashes: Crashes, remediation: Remedi
     target = last_served(observed.revisions, instead_of=revision) if failure is not None and may_go_back else None
     if failure is None or target is None:
         # The first failure is kept while a Pod fails, so that message, time and event stay the same, until there is a way back.
-        return known or failure
+        # Its details are for `rollback.done`; until then the conditions say them.
+        return known or (failure and failure.model_copy(update=dict.fromkeys(("pod", "why", "remedy", "command", "tried_seconds"))))
     return failure.model_copy(update={"revision": target["metadata"]["name"], "number": number_of(target)})
 
 
@@ -165,7 +166,7 @@ def describe_rollback(observed: Observation, rollback: RollbackStatus) -> str:
         "rollback.done" if rollback.revision else "rollback.hold" if is_held else "rollback.first",
         shrink=("why", "remedy"),
         rollback=rollback,
-        why=rollback.why,
+        why=rollback.why or "",
         remedy=rollback.remedy or "",
         metadata=observed.resource.metadata,
     )
