@@ -67,7 +67,9 @@ async def test_an_upgrade_that_fails_comes_back_and_outlasts_the_operator(
 async def test_an_upgrade_that_fails_is_only_reported_with_hold(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
     await serve_and_upgrade(served, sim, onFailure="Hold")
     told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "MaxModelLenExceedsKvCache"), within=60)
-    said = "Revision 2 failed, and stays because spec.rollout.onFailure is Hold. To go back, run `kubectl vllm rollback llama -n "
+    said = (
+        "Revision 2 failed. The operator does not go back, because spec.rollout.onFailure is Hold. To go back, run `kubectl vllm rollback"
+    )
     assert said in condition(told, "Ready")["message"]
     assert (await versions(served), condition(told, "RolledBack")) == ([OLD, NEW], {})
     assert (await own_events(served))["RevisionFailed"] == 1

@@ -136,7 +136,7 @@ async def test_the_volume_of_the_weights_grows_with_the_model(served: Cluster, s
     await served.annotate(CLAIM, "llama-weights", resize="hold")
     await served.patch("VLLMDeployment", "llama", {"spec": {"model": {"uri": "hf://Qwen/Qwen3-32B"}}})
     told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "ClaimTooSmall"))
-    said = "PersistentVolumeClaim llama-weights has 30 GiB, and the weights of Qwen/Qwen3-32B have 59.6 GiB. It is growing to 90 GiB"
+    said = "PersistentVolumeClaim llama-weights has 30 GiB, and the weights of Qwen/Qwen3-32B take 59.6 GiB. It is growing to 90 GiB"
     assert cache_verdict(told).message.startswith(said)
     assert (await served.get("Deployment", "llama"))["spec"] == before["spec"]
     await served.annotate(CLAIM, "llama-weights", resize=None)
@@ -153,8 +153,8 @@ async def test_a_volume_that_cannot_grow_is_told_before_a_download(served: Clust
     try:
         await served.create(llama(served.namespace, model={"uri": "hf://Qwen/Qwen3-32B"}))
         told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "ClaimTooSmall"))
-        assert "has 30 GiB, and the weights of Qwen/Qwen3-32B have 59.6 GiB." in cache_verdict(told).message
-        assert "Its storage class sim-volume does not let it grow. Set allowVolumeExpansion there" in cache_verdict(told).message
+        assert "has 30 GiB, and the weights of Qwen/Qwen3-32B take 59.6 GiB." in cache_verdict(told).message
+        assert "Its storage class sim-volume does not let it grow. Set allowVolumeExpansion in it" in cache_verdict(told).message
         assert not await served.exists("Deployment", "llama")
     finally:
         await served.request("PATCH", storage_class, body={"allowVolumeExpansion": True}, content_type=merge)

@@ -125,7 +125,7 @@ async def test_a_stalled_start_is_reported_and_left_alone(served: Cluster, sim: 
         served,
         "Ready=False StartStalled",
         "stage: waiting for the readiness probe",
-        "To start again with the kernels compiled so far, delete the Pod",
+        "To start again, delete the Pod",
         "Warning StartStalled x1",
     )
     assert len(await served.list_all("Pod")) == 1

@@ -83,8 +83,8 @@ async def test_events_of_an_earlier_object_are_not_shown(served: Cluster, operat
 
 TOO_LONG = (
     b"ValueError: To serve at least one request with the models's max seq len (131072), (16.00 GiB KV cache is needed, which is larger "
-    b"than the available KV cache memory (0.68 GiB). Based on the available memory, the estimated maximum model length is 5568. Try increasing "
-    b"`gpu_memory_utilization` or decreasing `max_model_len` when initializing the engine.\n"
+    b"than the available KV cache memory (0.68 GiB). Based on the available memory, the estimated maximum model length is 5568. Try "
+    b"increasing `gpu_memory_utilization` or decreasing `max_model_len` when initializing the engine.\n"
 )
 LINES = {"serving": 45, "starting": 50, "crashed": 60}
 """Lines of the page of `kubectl describe` above the events, at most, with the spec of the quick start."""

@@ -568,6 +568,8 @@ def untrue_numbers(resource: Manifest, pods: list[Manifest], live: Manifest | No
             yield f"{name} is {status.get(name)}, and there are {number}"
     current = [pod for pod in pods if live is not None and pod["metadata"]["labels"]["pod-template-hash"] == mark_of(live)]
     is_done = ready == wanted == len(pods) == len(current) and (is_begun(resource, live) or not wanted)
+    if live is not None and wanted and product_of(live) not in ((resource["spec"].get("accelerator") or {}).get("products") or products()):
+        is_done = False  # the Pods have the previous spec, because no node has a GPU that the current one allows
     expected = {"Ready": is_done, "Available": ready > 0, "Crashed": False, "Stalled": False}
     for type, holds in expected.items():
         if (verdict(resource, type) == "True") != holds:
@@ -596,7 +598,9 @@ def untrue_messages(resource: Manifest, pods: list[Manifest], truth: Truth) -> I
     said = reading.named(resource, "Ready", "status", "conditions")
     if said.get("reason") == "Unschedulable" and all(pod["spec"].get("nodeName") for pod in pods):
         nodes = {pod["spec"]["nodeName"] for pod in pods}  # of a volume that only one node can mount
-        if "the node of their volume has no GPU" not in said["message"] or any(truth.free(node) >= gpus_of(pods[0]) for node in nodes):
+        if "the node of their volume has too few free GPUs" not in said["message"] or any(
+            truth.free(node) >= gpus_of(pods[0]) for node in nodes
+        ):
             yield "Ready says that a Pod has no node"
     message = reading.text(said, "message")
     for count, product in NO_NODE.findall(message) if not truth.is_bound(pods) else ():

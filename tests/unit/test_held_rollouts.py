@@ -66,7 +66,9 @@ async def test_a_rollout_without_room_leaves_the_serving_pod_alone_and_begins_wh
     assert (ready.status, ready.reason) == ("False", "RolloutHeld")
     assert ready.message == (
         "The rollout has not begun: 1 new Pod needs 1 NVIDIA H200 141GB (sm_90), and none is free for it. 1 replica keeps serving the "
-        "previous spec. It begins by itself when there is room. To stop the serving Pods now, set spec.rollout.onUnschedulable to Proceed."
+        "previous spec. The rollout begins by itself when there is room. To begin it now, set spec.rollout.onUnschedulable to "
+        "Proceed: serving "
+        "Pods stop, and the new ones wait for GPUs."
     )
     assert events(bench, "RolloutHeld") == [bench.message("Ready")]
     assert bench.status().ready_replicas == 1
@@ -330,9 +332,10 @@ async def test_a_rolling_update_does_not_leave_the_node_of_the_volume(bench: Ben
     await fleet.change(accelerator=H200)
     assert product(fleet) == "NVIDIA-H100-80GB-HBM3"
     assert bench.message("Ready") == (
-        "The rollout has not begun: it cannot leave node h100, where the volume is. PersistentVolumeClaim llama-cache can be mounted on "
-        "one node only (ReadWriteOnce), and that node has no NVIDIA H200 141GB (sm_90) for the new Pods. 2 replicas keep serving the "
-        "previous spec. To move, which stops all replicas first, set spec.rollout.strategy to Recreate. Or use a ReadWriteMany PVC."
+        "The rollout has not begun: the new Pods need NVIDIA H200 141GB (sm_90), which node h100 does not have. PersistentVolumeClaim "
+        "llama-cache can be mounted on one node only (ReadWriteOnce), and the serving Pods use it there. 2 replicas keep serving "
+        "the previous "
+        "spec. To move, set spec.rollout.strategy to Recreate: all replicas stop before new ones start. Or use a ReadWriteMany PVC."
     )
     await fleet.change(rollout={"strategy": "Recreate"})
     assert product(fleet) == "NVIDIA-H200"
@@ -349,7 +352,7 @@ async def test_a_replica_that_could_not_mount_the_volume_is_not_started(bench: B
     assert fleet.replicas() == 1
     ready = bench.condition("Ready")
     assert (ready.status, ready.reason) == ("False", "Unschedulable")
-    said = "1 of 2 replicas is ready, and the node of their volume has no GPU for another one."
+    said = "1 of 2 replicas is ready, and the node of their volume has too few free GPUs for another one."
     assert ready.message == (
         f"{said} PersistentVolumeClaim llama-cache can be mounted on one node only (ReadWriteOnce). Lower spec.replicas to 1, or use "
         "several nodes: set spec.cache.storage to ClaimPerReplica or HostPath, or name a ReadWriteMany PVC in spec.cache.claimName."

@@ -182,8 +182,8 @@ async def test_a_claim_that_a_user_creates_between_the_look_and_the_write_is_not
     owner = {"metadata": {"name": "llama", "uid": "1"}}
     applied = await applier.apply(owner, [users_claim(labels={labels.MANAGED_BY_LABEL: labels.MANAGED_BY})], [])
     assert [str(refusal) for refusal in applied.refusals] == [
-        "PersistentVolumeClaim llama-cache exists and was not created by the operator. Name it in spec, rename this VLLMDeployment, or "
-        "delete it"
+        "PersistentVolumeClaim llama-cache exists and was not created by the operator. Name it in spec, create the "
+        "VLLMDeployment with another name, or delete it"
     ]
     assert "labels" not in bench.cluster.all(CLAIM)[0]["metadata"]
 

@@ -281,7 +281,7 @@ async def test_no_job_fetches_to_a_volume_for_one_pod(bench: Bench, fleet: Fleet
     starting = bench.condition("Ready")
     assert (starting.status, starting.reason, fleet.replicas()) == ("False", "FetchFailed", 1)
     assert "Only one Pod can mount" in starting.message
-    assert "remove spec.weights.prefetch" in starting.message
+    assert "Remove spec.weights.prefetch" in starting.message
     await fleet.change(weights={**spec, "prefetch": None})
     assert (fleet.replicas(), bench.condition("Ready").status) == (1, "True")
 

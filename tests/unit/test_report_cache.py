@@ -105,7 +105,7 @@ CASES = {
         ("1 could not be read and was built again",),
     ),
     "a claim for one node and four replicas": Case(
-        o.observe(claim=o.claim(modes=["ReadWriteOnce"]), replicas=4), "", ("ReadWriteOnce", "All 4 replicas")
+        o.observe(claim=o.claim(modes=["ReadWriteOnce"]), replicas=4), "", ("ReadWriteOnce", "so all 4 replicas must run on the same one")
     ),
 }
 
@@ -205,7 +205,7 @@ def test_notes_are_not_repeated_when_the_log_of_the_last_start_is_gone() -> None
     observation = o.observe(*pods, states={X1: state}, claim=o.claim(modes=["ReadWriteOnce"]), replicas=2)
     first = report(observation).status
     said = cache_verdict(first)
-    assert "All 2 replicas must run there" in said.message
+    assert "so both replicas must run on the same one" in said.message
     again = report(replace(o.following(observation, first), startups={})).status
     assert cache_verdict(again) == said
 

@@ -240,7 +240,7 @@ async def test_a_second_autoscaler_for_the_same_object_is_not_created(measured: 
     measured.cluster.put(autoscaler_of_a_user("of-another", "gemma"))
     measured.cluster.put(llama(autoscaling=SCALING))
     await measured.settle()
-    assert "HorizontalPodAutoscaler theirs scales this VLLMDeployment already" in measured.message("Autoscaled")
+    assert "already scales this VLLMDeployment. Delete that one, or remove spec.autoscaling" in measured.message("Autoscaled")
     assert {item["metadata"]["name"] for item in measured.cluster.all(AUTOSCALER)} == {"theirs", "of-another"}
     measured.cluster.remove(AUTOSCALER, "default", "theirs")
     await measured.settle()

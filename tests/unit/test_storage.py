@@ -115,7 +115,7 @@ async def test_caches_on_no_shared_claim_are_spoken_of(bench: Bench, fleet: Flee
     ("spec", "words"),
     [
         pytest.param({"replicas": 9}, ("no node has GPUs for more than 8 replicas", "The other replica does not start."), id="too many"),
-        pytest.param({"replicas": 8}, ("All 8 replicas must run there",), id="just enough"),
+        pytest.param({"replicas": 8}, ("so all 8 replicas must run on the same one",), id="just enough"),
         pytest.param(
             {"replicas": 2, "cache": {"volume": {"accessMode": "ReadWriteMany"}}, "weights": {}},
             ("PVC llama-weights can be mounted on one node only", "set spec.weights.storage to HostPath or ClaimPerReplica"),
@@ -143,7 +143,7 @@ async def test_replicas_that_one_claim_binds_to_one_node(bench: Bench, fleet: Fl
 # a model that is larger than the volume of its weights
 
 QWEN_8B, QWEN_32B = {"uri": "hf://Qwen/Qwen3-8B"}, {"uri": "hf://Qwen/Qwen3-32B"}
-TOO_SMALL = "PersistentVolumeClaim llama-weights has 30 GiB, and the weights of Qwen/Qwen3-32B have 59.6 GiB."
+TOO_SMALL = "PersistentVolumeClaim llama-weights has 30 GiB, and the weights of Qwen/Qwen3-32B take 59.6 GiB."
 
 
 def resized(fleet: Fleet, size: str, *conditions: dict[str, str]) -> None:
@@ -168,7 +168,7 @@ async def test_a_volume_grows_before_a_larger_model_is_downloaded(bench: Bench, 
     ready = bench.condition("Ready")
     assert (ready.status, ready.reason) == ("False", "ClaimTooSmall")
     assert ready.message == (
-        f"{TOO_SMALL} It is growing to 90 GiB, and no Pod starts before (`kubectl describe pvc llama-weights -n default`). 1 replica "
+        f"{TOO_SMALL} It is growing to 90 GiB, and new Pods wait for that (`kubectl describe pvc llama-weights -n default`). 1 replica "
         "serves the previous spec."
     )
     await fleet.change(replicas=2)
@@ -192,7 +192,7 @@ async def test_a_volume_that_is_refused_to_grow_is_told_with_the_way_out(bench: 
     await fleet.change(model=QWEN_32B)
     assert (fleet.deployment() or {})["spec"] == before
     assert bench.cache_verdict().message.startswith(f"{TOO_SMALL} Its storage class")
-    assert "Set allowVolumeExpansion there, or scale to 0 and delete the PVC" in bench.cache_verdict().message
+    assert "Set allowVolumeExpansion in it. Or scale to 0 and delete the PVC" in bench.cache_verdict().message
     assert bench.condition("Ready").status == "False"
     assert [event["reason"] for event in bench.cluster.all(EVENT) if "59.6 GiB" in event["message"]] == ["ClaimTooSmall"]
     assert (await bench.settle()).requeue_seconds == REFUSED_SECONDS, "the class may allow it soon"

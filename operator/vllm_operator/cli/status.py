@@ -11,7 +11,18 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from vllm_operator.api.conditions import AVAILABLE, CRASHED, PLAN_DRIFTED, READY, REFUSALS, STALLED
+from vllm_operator.api.conditions import (
+    AUTOSCALED,
+    AVAILABLE,
+    CACHE_PUBLISHED,
+    CRASHED,
+    EXPOSED,
+    PLAN_DRIFTED,
+    PROTECTED,
+    READY,
+    REFUSALS,
+    STALLED,
+)
 from vllm_operator.api.labels import KIND, UNUSED_ANNOTATION
 from vllm_operator.api.reading import Manifest, integer, mapping, moment, named, objects, text
 from vllm_operator.caches.address import reported_cache_claim
@@ -128,7 +139,7 @@ def notice_of_absence(renewed: datetime | None, now: datetime, *, width: int) ->
 
 
 EVENTS_SHOWN = 5
-_LABEL = 11
+_LABEL = 12
 _COMMAND_IN_STATUS = re.compile(r" The command is in status\.\w+\.command\.")
 _ESTIMATE = re.compile(r", about [^,.]{1,40} left(?=\.$)")
 """The remaining time as of the status. The bar shows the current one."""
@@ -136,6 +147,8 @@ _PARTS = re.compile(r"(?<=[.)]) (?=Note: |Backends: )")
 """Boundaries between the parts of what is said about the plan."""
 _SEE = re.compile(r" See conditions? (\w+)")
 """Where Ready refers to the condition that says more."""
+_CRASHED_ONLY = "See condition Crashed. "
+"""What comes before it in Ready is also in the rows about the crash."""
 _LINK = re.compile(r" \(See (https?://[^\s)]+)\)$")
 
 
@@ -164,7 +177,7 @@ class _StatusPage:
         if self._is_true(READY) and serves:
             self._add("State", self._message(AVAILABLE), style)
         else:
-            self._add("State", "" if is_crashed else _ESTIMATE.sub("", state), style)
+            self._add("State", self._message(READY).partition(_CRASHED_ONLY)[2] if is_crashed else _ESTIMATE.sub("", state), style)
             self._add("Serves", self._message(AVAILABLE) if serves else "")
         self._add_start()
         if is_crashed:
@@ -176,6 +189,9 @@ class _StatusPage:
         self._add_caches()
         if not is_crashed and (signature := text(self.last, "signature")):
             self._add("Last crash", f"{signature}{self._since_crash()}. {text(self.last, 'cause')}".rstrip(), Style.DIM)
+        for part in (EXPOSED, AUTOSCALED, PROTECTED, CACHE_PUBLISHED):
+            if named(self.status, part, "conditions").get("status") == "False" and (said := self._message(part)) != state:
+                self._add("Also", said, Style.YELLOW)
         self._add_events(events)
         return self.lines
 
@@ -201,7 +217,7 @@ class _StatusPage:
             return
         spans, pods = stage_bar(startup, self.now), list(objects(startup, "pods"))
         self.lines.append(
-            line(Span(f"{'Start':<{_LABEL}}", Style.BOLD), Span(stage, Style.CYAN), Span(f" for {since}" if since else "", Style.DIM))
+            line(Span(f"{'Stage':<{_LABEL}}", Style.BOLD), Span(stage, Style.CYAN), Span(f" for {since}" if since else "", Style.DIM))
         )
         self.lines += [line(" " * _LABEL, *spans)] if spans else []
         # the stage of the first Pod is the one of the start
@@ -244,7 +260,7 @@ class _StatusPage:
         # the status has no state while the caches are cold or without a PVC
         state = text(cache, "state") or ("Cold" if claim else "")
         facts = ", ".join(filter(None, (state, f"PVC {claim}" if claim else "", *starts)))
-        self._add("Caches", f"{facts}. {text(cache, 'message')}".rstrip())
+        self._add("Caches", " ".join(filter(None, (f"{facts}." if facts else "", text(cache, "message")))))
 
     def _add_events(self, events: Iterable[Manifest]) -> None:
         shown = newest(events)[:EVENTS_SHOWN]

@@ -326,11 +326,10 @@ def _explain_conflict(desired: Manifest, error: ClusterError) -> ClusterError:
     if not isinstance(error, Conflict):
         return error
     kind, name = _identity(desired)
-    if kind == kube.CLAIM.kind:
-        return Conflict(
-            f"{kind} {name} exists and was not created by the operator. Name it in spec, rename this {labels.KIND}, or delete it"
-        )
-    return Conflict(f"{kind} {name} exists and was not created by the operator. Rename this {labels.KIND}, or delete the {kind}")
+    other_name = f"create the {labels.KIND} with another name"
+    is_claim = kind == kube.CLAIM.kind
+    advice = f"Name it in spec, {other_name}, or delete it" if is_claim else f"If nobody needs it, delete it. Otherwise {other_name}"
+    return Conflict(f"{kind} {name} exists and was not created by the operator. {advice}")
 
 
 def _identity(manifest: Mapping[str, Any]) -> tuple[str, str]:

@@ -113,7 +113,8 @@ def available(observed: Observation) -> Verdict:
     if not observed.serving:
         reason = Reason.NOT_SERVING if observed.wanted else Reason.SCALED_TO_ZERO
         return Verdict(FALSE, reason, say("available.none"))
-    facts = {"wanted": observed.wanted, "serving": observed.serving, "is_previous": observed.outcome.plan is None}
+    is_previous = observed.outcome.plan is None or observed.activity.held or observed.activity.rollout is not None
+    facts = {"wanted": observed.wanted, "serving": observed.serving, "is_previous": is_previous}
     name, address = model.served_name or model.uri.split("://", 1)[-1], f"{url}/v1" if url else ""
     return Verdict(TRUE, Reason.SERVING, say("available.serving", model=name, address=address, **facts))
 
