@@ -234,8 +234,10 @@ class _StatusPage:
         message = _COMMAND_IN_STATUS.sub("", self._message(CRASHED))
         link = _LINK.search(message)
         cause, _, remedy = _LINK.sub("", message).partition(" What to do: ")
-        self._add("Crash", f"{text(named(self.status, CRASHED, 'conditions'), 'reason')}{self._since_crash()}", Style.RED)
-        self._add("Cause", text(self.last, "cause") or cause)
+        name = text(named(self.status, CRASHED, "conditions"), "reason")
+        what, _, why = cause.partition(f" ({name}). ")  # the Pod and how often, then the cause
+        self._add("Crash", f"{name}{self._since_crash()}. {what if why else ''}".rstrip(), Style.RED)
+        self._add("Cause", text(self.last, "cause") or why or cause)
         self._add("What to do", text(self.last, "remedy") or remedy, Style.BOLD)
         if command := text(self.status, "remediation", "command") or text(self.last, "command"):
             # on one line, so that it can be copied
