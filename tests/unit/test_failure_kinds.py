@@ -52,6 +52,12 @@ CASES: dict[str, tuple[list[str], str]] = {
     "ImportFailed": (["vllm/v1/engine/core.py"], "ImportError: odd"),
     "NvmlVersionMismatch": (["vllm/platforms/cuda.py"], "NVMLError_LibRmVersionMismatch: RM has detected an NVML/RM version mismatch."),
     "NvmlAllocatorAssertion": ([WORKER], 'RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at "CUDACachingAllocator.cpp":1154'),
+    "GpuNameUnknown": (["vllm/platforms/cuda.py"], "vllm.third_party.pynvml.NVMLError_NotFound: Not Found"),
+    "CpuMemoryShort": (
+        ["vllm/v1/worker/cpu_worker.py"],
+        "ValueError: Available memory on node 0 (2.5/8.0 GiB) on startup is less than desired CPU memory utilization (0.7, 5.6 GiB).",
+    ),
+    "KernelRefusedInput": ([WORKER, "vllm/_custom_ops.py"], ODD),
     "NvmlFailed": (["vllm/platforms/cuda.py"], "vllm.third_party.pynvml.NVMLError_Unknown: Unknown Error"),
     "KvBlockSizeUnsupported": (["vllm/v1/worker/utils.py"], "ValueError: No common block size for 8."),
     "KvPageSizesDiffer": (["vllm/v1/core/kv_cache_utils.py"], "NotImplementedError: The page size of the layer is not divisible"),

@@ -17,7 +17,7 @@ from vllm_operator.logs.state import Crash, Membership, Stage, StartupState
 MISSING, LOST, NO_KV_CACHE = "RankMissing", "RankLost", "NoKvCacheMemory"
 DEFAULT_TIMEOUT_SECONDS = 600
 """Time for which PyTorch waits for the other nodes, without `--distributed-timeout-seconds`."""
-_NATIVE, _DIED, _QUOTED = "NativeCodeCrash", "died unexpectedly", "Worker failed with error"
+_NATIVE, _DIED, _QUOTED = "NativeCodeCrash", "died unexpectedly", "Worker failed with err"
 _MOST_NODES = 256  # a log may name any number
 _STAGES = {stage: number for number, stage in enumerate(Stage)}
 

@@ -101,7 +101,7 @@ class StartTracker:
         """Process an error record, or raw output that is not a bar."""
         # The logo and old tools print known lines without a level.
         word = text.lstrip().split(" ", 1)[0] if level is None else ""
-        if not (word in self._knowledge.words and self._meaning(word, text)):
+        if not (word in self._knowledge.words and self._meaning(word, text) and word not in _NOTICES):
             self.crashes.error(process, level, text, self.lines)
 
     def record(self, level: int, text: str) -> None:
