@@ -65,7 +65,7 @@ LEADER = "time() - max by (namespace, pod) (vllm_operator_leader_since_timestamp
 
 
 def condition(type: str, status: str) -> str:
-    return latest("condition", f"{OBJECT}, reason", f'{{namespace=~"$namespace",type="{type}",status="{status}"}}')
+    return latest("condition", f"{OBJECT}, reason", f'{{namespace=~"$namespace",type=~"{type}",status="{status}"}}')
 
 
 FLEET = (
@@ -74,7 +74,9 @@ FLEET = (
     number("Crashed", f"count({condition('Crashed', 'True')}) or vector(0)", "crashed"),
     number("Ready replicas", f"sum({latest('ready_replicas', OBJECT, OF_FLEET)})", "replicas"),
     Panel("Why they are not ready", [(condition("Ready", "False"), f"{LEGEND}: {{{{reason}}}}")], type="table"),
-    Panel("Crashes", [(condition("Crashed", "True"), f"{LEGEND}: {{{{reason}}}}")], type="table"),
+    Panel(
+        "Crashes, hangs and failed revisions", [(condition("Crashed|Hung|RolledBack", "True"), f"{LEGEND}: {{{{reason}}}}")], type="table"
+    ),
     Panel("Starts in progress", [(AGE, LEGEND)], "s"),
     Panel("Starts in progress, share of the time after which they are late", [(LATE, LEGEND)], "percentunit"),
     Panel("Last start", [(latest("start_seconds", f"{OBJECT}, caches", OF_FLEET), f"{LEGEND} {{{{caches}}}}")], "s"),

@@ -97,6 +97,16 @@ def test_an_object_that_two_pods_of_the_operator_report_counts_once(pods: list[s
     assert run_promtool(tmp_path, inputs, tests) == ""
 
 
+@pytest.mark.skipif(find_binary("promtool") is None, reason="there is no promtool; `make testenv` builds it")
+@pytest.mark.parametrize("type", ["Crashed", "Hung", "RolledBack"])
+def test_the_fleet_shows_crashes_hangs_and_failed_revisions(type: str, tmp_path: Path) -> None:
+    [query] = [query for title, query in queries("vllm-fleet") if title == "Crashes, hangs and failed revisions"]
+    series = f'vllm_operator_condition{{namespace="models",name="llama",type="{type}",status="True",reason="Why"}}'
+    shown = [{"labels": '{namespace="models",name="llama",reason="Why"}', "value": 1}]
+    tests = [{"expr": query, "eval_time": f"{MINUTES}m", "exp_samples": shown}]
+    assert run_promtool(tmp_path, [{"series": series, "values": f"1+0x{MINUTES}"}], tests) == ""
+
+
 def test_a_query_for_a_name_that_only_one_version_has_would_be_found() -> None:
     only = [{name.partition("{")[0] for name, _ in engine_metrics.series(version)} for version in engine_metrics.VERSIONS]
     asked = {name for uid in DASHBOARDS for _, query in queries(uid) for name in re.findall(r"vllm:\w+", query)}
