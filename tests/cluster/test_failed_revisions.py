@@ -64,6 +64,20 @@ async def test_an_upgrade_that_fails_comes_back_and_outlasts_the_operator(
     assert (condition(told, "RolledBack"), await versions(served)) == ({}, [NEWER])
 
 
+async def test_an_old_replica_stays_until_its_successor_has_proved_itself(
+    served: Cluster, sim: Simulator, operator: OperatorProcess
+) -> None:
+    await sim.script(path="ok", load="0", pull="0")
+    surge = {"strategy": "RollingUpdate", "maxSurge": 1, "proveSeconds": 8}
+    await served.create(llama(served.namespace, engine={"version": OLD}, cache={"storage": "EmptyDir"}, rollout=surge))
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=60)
+    await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"version": NEW}}})
+    told = await served.wait_for("VLLMDeployment", "llama", lambda it: it["status"].get("readyReplicas") == 2, within=60)
+    assert (await versions(served), has("Ready", "False", "RollingOut")(told)) == ([OLD, NEW], True)
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=60)
+    assert await versions(served) == [NEW]
+
+
 async def test_an_upgrade_that_fails_is_only_reported_with_hold(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
     await serve_and_upgrade(served, sim, onFailure="Hold")
     told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "MaxModelLenExceedsKvCache"), within=60)

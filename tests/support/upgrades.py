@@ -229,7 +229,7 @@ class Upgrades:
         rolling = strategy.get("rollingUpdate") or {}
         most, least = wanted + int(rolling.get("maxSurge", 0)), wanted - int(rolling.get("maxUnavailable", 0))
         going = old if strategy["type"] == "Recreate" else [pod for pod in old if not _is_ready(pod)]
-        spare = sum(map(_is_ready, (*new, *old))) - least
+        spare = sum(self._is_available(pod, int(each["spec"].get("minReadySeconds", 0))) for pod in (*new, *old)) - least
         if strategy["type"] != "Recreate":
             going = [*going, *[pod for pod in old if _is_ready(pod)][: max(0, spare)]]
         going += sorted(new, key=_is_ready)[: max(0, len(new) - wanted)]
@@ -253,6 +253,19 @@ class Upgrades:
         if status != each.get("status"):
             self.cluster.set_status(DEPLOYMENT, "default", each["metadata"]["name"], status)
             self.wake()
+
+    def _is_available(self, pod: Manifest, seconds: int) -> bool:
+        """Whether a Pod has been ready for so long. If not yet, the controller looks again then."""
+        since = reading.moment(reading.named(pod, "Ready", "status", "conditions").get("lastTransitionTime"))
+        if not _is_ready(pod) or since is None:
+            return False
+        left = seconds - (self.bench.now - since).total_seconds()
+        if left > 0:
+            self.later(left, self._look_again)
+        return left <= 0
+
+    def _look_again(self) -> None:
+        self._seen = (-1, -1)
 
     def _create_pod(self, owner: Manifest, mark: str) -> None:
         name, template = f"llama-{mark}-{next(self._made)}", owner["spec"]["template"]

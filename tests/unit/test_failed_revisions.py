@@ -219,6 +219,22 @@ async def test_with_a_spare_gpu_no_replica_is_lost(fate: str) -> None:
     assert (made.serving, made.fewest) == ([OLD] * 3, 3)
 
 
+@pytest.mark.parametrize("fate", FAULTS)
+async def test_with_a_spare_gpu_and_time_to_prove_itself_no_replica_is_lost_after_it_has_served(fate: str) -> None:
+    made = await fail(fate, replicas=2, rollout={"proveSeconds": 600})
+    assert (made.serving, made.fewest, made.condition("RolledBack")) == ([OLD] * 2, 2, ("True", "RevisionFailed"))
+
+
+async def test_an_upgrade_that_has_to_prove_itself_replaces_one_pod_after_the_other() -> None:
+    made = Upgrades(replicas=2, rollout={"proveSeconds": 600})
+    await made.create()
+    await made.upgrade(until=900)
+    assert made.serving == [OLD, NEW, NEW]
+    assert made.condition("Ready") == ("False", "RollingOut")
+    await made.wait(900)
+    assert (made.serving, made.condition("Ready")) == ([NEW, NEW], ("True", "Serving"))
+
+
 async def test_an_operator_that_is_killed_after_any_write_goes_back_all_the_same() -> None:
     for number in range(1, 12):
         made = Upgrades({NEW: FAULTS["crashes after five minutes"]}, replicas=2)
@@ -239,15 +255,24 @@ async def test_all_of_many_failed_upgrades_come_back_and_no_harmless_one_does(
     for number in range(2 * upgrades):
         fates = FAULTS if number % 2 else HARMLESS
         name = chosen.choice(sorted(fates))
-        made = Upgrades({NEW: fates[name]}, replicas=chosen.choice((1, 1, 2, 3)), surge=chosen.random() < 0.7)
+        rollout, replicas, then = chosen.choice(({}, {"proveSeconds": 600})), chosen.choice((1, 1, 2, 3)), chosen.choice((1, 2, 3, 4))
+        made = Upgrades({NEW: fates[name]}, replicas=replicas, surge=chosen.random() < 0.7, rollout=rollout)
         await made.create(until=700)
         made.cluster.writes_left = chosen.choice((-1, chosen.randint(1, 30)))
-        await made.upgrade(until=chosen.uniform(5000, 8000))
-        wanted = [OLD if number % 2 else NEW] * made.replicas
-        assert made.serving == wanted, (name, made.replicas, made.surge, made.images)
-        back, kept = back + (number % 2), kept + (1 - number % 2)
+        meanwhile = chosen.choice(("nothing", "nothing", "an autoscaler", "another edit"))
+        await made.upgrade(until=chosen.uniform(1, 900))
+        if meanwhile == "an autoscaler":
+            made.change(replicas=then)
+        elif meanwhile == "another edit":
+            made.change(engine={"version": NEWER})
+        await made.wait(chosen.uniform(5000, 8000))
+        version = NEWER if meanwhile == "another edit" else OLD if number % 2 else NEW
+        count = then if meanwhile == "an autoscaler" else replicas
+        assert made.serving == [version] * count, (name, meanwhile, replicas, made.surge, rollout, made.images)
+        back, kept = back + (version == OLD), kept + (1 - number % 2)
         kills += made.kills
-        lost += made.surge and name in DURING_START and made.fewest < made.replicas
+        proves = name in DURING_START or (fates is FAULTS and rollout and meanwhile != "another edit")
+        lost += made.surge and bool(proves) and made.fewest < min(replicas, count)
     with capsys.disabled():
         sys.stdout.write(f"\n{back} failed upgrades came back, {kept} harmless ones stayed, {lost} lost a replica, {kills} kills\n")
     assert not lost

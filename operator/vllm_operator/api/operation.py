@@ -159,8 +159,9 @@ class RolloutSpec(Model):
         "requested. Hold: it is reported. Default: RollBack."
     )
     prove_seconds: Annotated[int, Field(ge=0, le=86400)] | None = optional(
-        "Seconds after the first service of a revision in which a crash makes the operator give it up. With 0, only starts count. Default: "
-        "600."
+        "Seconds after the first service of a revision in which a crash makes the operator give it up. With 0, only starts count. If it "
+        "is set and `maxSurge` is more than 0, an old Pod also stays in a rollout for so long after its successor is ready. Default: 600, "
+        "and old Pods do not stay."
     )
     drain_seconds: Annotated[int, Field(ge=0, le=3600)] | None = optional(
         "Seconds that requests in progress have to finish when a Pod stops, in rollouts, scale-downs and node drains. With 0 they are "

@@ -59,6 +59,8 @@ def render_service(resource: VLLMDeployment) -> dict[str, Any]:
 
 def render_deployment(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
     """Render the Deployment of the replicas. Raises SpecError."""
+    strategy, rollout = _strategy(resource.spec), resource.spec.rollout or RolloutSpec()
+    proves = (rollout.prove_seconds or 0) if strategy.get("rollingUpdate", {}).get("maxSurge") else 0
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -66,10 +68,11 @@ def render_deployment(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
         "spec": {
             "replicas": resource.spec.replicas,
             "selector": {"matchLabels": selector_of(resource)},
-            "strategy": _strategy(resource.spec),
+            "strategy": strategy,
+            **({"minReadySeconds": proves} if proves else {}),
             "revisionHistoryLimit": REVISIONS,
             # Longer than the deadline of a start: the startup probe fails first, with a more precise reason.
-            "progressDeadlineSeconds": plan.deadline_seconds + IMAGE_PULL_SECONDS,
+            "progressDeadlineSeconds": plan.deadline_seconds + IMAGE_PULL_SECONDS + proves,
             "template": render_pod_template(resource, plan),
         },
     }
