@@ -73,14 +73,14 @@ BINARIES: dict[str, Binary] = {
         module="prometheus", package="github.com/prometheus/prometheus/cmd/promtool", tags="remove_all_sd", any_version_will_do=True
     ),
     "prometheus": Binary(module="prometheus", package="github.com/prometheus/prometheus/cmd/prometheus", tags="remove_all_sd"),
+    "lws": Binary(module="lws", package="sigs.k8s.io/lws/cmd"),
     "registry": Binary(module="registry", package="github.com/distribution/distribution/v3/cmd/registry"),
-    "kubelet": _kubernetes("kubelet"),
-    "kube-proxy": _kubernetes("kube-proxy"),
+    **{name: _kubernetes(name) for name in ("kubelet", "kube-proxy")},
 }
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 TEST_ENVIRONMENT = (*CONTROL_PLANE, "kwok", "kubectl", "helm")
-OF_TESTS = (*TEST_ENVIRONMENT, "promtool", "prometheus", "registry")
-"""What tests need besides: promtool reads the alerts, Prometheus answers the dashboards, and a registry has the caches that travel."""
+OF_TESTS = (*TEST_ENVIRONMENT, "promtool", "prometheus", "registry", "lws")
+"""What tests need besides: for alerts, dashboards, the caches in a registry, and LeaderWorkerSets."""
 
 
 def ensure_binaries(names: Sequence[str]) -> dict[str, Path]:

@@ -25,7 +25,9 @@ _NO_BINARIES = pytest.StashKey[str]()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    session.config.stash[_NO_BINARIES] = build_before_tests(session, Path(__file__).parent, (*TEST_ENVIRONMENT, "prometheus", "registry"))
+    session.config.stash[_NO_BINARIES] = build_before_tests(
+        session, Path(__file__).parent, (*TEST_ENVIRONMENT, "prometheus", "registry", "lws")
+    )
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.catalog.user_entries import with_user_rules, with_user_signatures
 from vllm_operator.controller.metrics import Metrics
-from vllm_operator.controller.preconditions import ALL_NAMESPACES, GATEWAY, KEDA, OPTIONAL, PRESETS, REQUIRED
+from vllm_operator.controller.preconditions import ALL_NAMESPACES, GATEWAY, IF_INSTALLED, KEDA, OPTIONAL, REQUIRED
 from vllm_operator.controller.settings import Settings
 from vllm_operator.kube.client import LEASE
 
@@ -183,9 +183,9 @@ def test_the_crds_are_installed_and_kept() -> None:
 def test_the_roles_grant_what_the_operator_asks_for() -> None:
     asked = {
         (permission.kind.group, permission.kind.plural + (f"/{permission.subresource}" if permission.subresource else ""), permission.verb)
-        for permission in (*REQUIRED, *OPTIONAL, *PRESETS)
+        for permission in (*REQUIRED, *OPTIONAL, *IF_INSTALLED)
     }
-    of_the_cluster = {(p.kind.group, p.kind.plural, p.verb) for p in (*REQUIRED, *OPTIONAL, *PRESETS) if not p.kind.namespaced}
+    of_the_cluster = {(p.kind.group, p.kind.plural, p.verb) for p in (*REQUIRED, *OPTIONAL, *IF_INSTALLED) if not p.kind.namespaced}
     of_all = {(permission.kind.group, permission.kind.plural, permission.verb) for permission in ALL_NAMESPACES}
     assert helm.rules(helm.template({}), "ClusterRole") == asked | of_all
     of_the_lease = {(LEASE.group, LEASE.plural, verb) for verb in ("get", "patch", "create")}

@@ -20,6 +20,7 @@ from support.plans import known
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import VLLMDeploymentStatus
+from vllm_operator.api.workload import is_workload, template_field
 from vllm_operator.cli.plan import merge_preset_of, result_of
 from vllm_operator.inventory.devices import read_held
 from vllm_operator.inventory.pools import Inventory
@@ -168,5 +169,5 @@ def test_pod_templates_are_small(folder: Path) -> None:
 
 
 def template_of(resource: VLLMDeployment, made: Plan) -> str:
-    [deployment] = [manifest for manifest in render(resource, made) if manifest["kind"] == "Deployment"]
-    return json.dumps(deployment["spec"]["template"])
+    [deployment] = [manifest for manifest in render(resource, made) if is_workload(manifest)]
+    return json.dumps(deployment["spec"][template_field(deployment)])

@@ -31,6 +31,7 @@ _KINDS: dict[str, tuple[str, str, bool]] = {
     "HTTPRoute": ("gateway.networking.k8s.io/v1", "httproutes", True),
     "InferencePool": ("inference.networking.k8s.io/v1", "inferencepools", True),
     "Job": ("batch/v1", "jobs", True),
+    "LeaderWorkerSet": ("leaderworkerset.x-k8s.io/v1", "leaderworkersets", True),
     "Lease": ("coordination.k8s.io/v1", "leases", True),
     "Namespace": ("v1", "namespaces", False),
     "NetworkPolicy": ("networking.k8s.io/v1", "networkpolicies", True),

@@ -30,8 +30,11 @@ MACHINES_OF_THE_EXAMPLES = (
 
 
 def machines_of_the_examples() -> list[dict[str, Any]]:
-    """One node of each kind that the examples ask for, all with a driver for the newest of their images."""
-    nodes = [gpu_node(kind) for kind in MACHINES_OF_THE_EXAMPLES]
+    """One node of each kind that the examples ask for, and two of the one that a replica needs two of.
+
+    All have a driver for the newest of their images.
+    """
+    nodes = [*(gpu_node(kind) for kind in MACHINES_OF_THE_EXAMPLES), gpu_node("h100-sxm", "h100-sxm-second")]
     driver = {key: value for key, value in gpu_node("b200")["metadata"]["labels"].items() if key.startswith("nvidia.com/cuda.")}
     for node in nodes:
         if "nvidia.com/gpu.product" in node["metadata"]["labels"]:

@@ -63,6 +63,15 @@ def test_what_compares_weights_with_memory_was_wrong_about(
     assert next(made for (_, number), made in found.items() if number == count) == outcome
 
 
+def test_a_model_that_fits_on_no_node_gets_several_with_nvlink(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "deepseek-ai/DeepSeek-R1", "--gpu", "H100", "H200", "L40S")
+    rows = [" ".join(line.split()) for line in out.splitlines() if " yes " in line]
+    assert status == 0
+    assert [row.partition(" yes")[0] for row in rows] == ["H100 80GB 2 nodes x 8", "H200 141GB 8"]
+    made = json.loads(run(capsys, "deepseek-ai/DeepSeek-R1", "--gpu", "H100", "-o", "json")[1])
+    assert [(size["count"], size["nodes"]) for size in made["sizes"] if size["fits"]] == [(16, 2)]
+
+
 def test_a_size_that_vllm_refuses_is_not_offered(capsys: pytest.CaptureFixture[str]) -> None:
     made = json.loads(run(capsys, "Qwen/Qwen3-235B-A22B", "--quantization", "fp8_block", "--gpu", "H200", "-o", "json")[1])
     assert [size["count"] for size in made["sizes"] if size["expertParallel"]] == [8]
@@ -104,7 +113,7 @@ def test_the_rules_consider_the_format(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("deepseek-ai/DeepSeek-V3", "--gpu", "H100"), "(--quantization awq or nvfp4), or see larger GPUs without --gpu."),
+        (("deepseek-ai/DeepSeek-V3", "--gpu", "L40S"), "(--quantization awq or nvfp4), or see larger GPUs without --gpu."),
         (("meta-llama/Llama-3.3-70B-Instruct", "--gpu", "T4"), "(--quantization fp8, awq or nvfp4), or see larger"),
         (("Qwen/Qwen3-8B", "--gpu", "L4", "--concurrency", "640"), "Lower --concurrency or --context, set --kv-cache-dtype fp8"),
         (("meta-llama/Llama-4-Scout-17B-16E-Instruct", "--gpu", "H100"), "8 H100 80GB have room for --context "),

@@ -440,5 +440,5 @@ def test_other_products_are_offered_by_what_they_can_do_and_not_by_how_they_are_
 def test_more_gpus_than_a_node_has_are_not_to_be_added() -> None:
     asked = deployment("hf://meta-llama/Llama-3.3-70B-Instruct", parallelism={"tensor": 16})
     message = planned(asked, real_node("h100-sxm")).planned.message
-    assert "A replica runs on one node, so it has at most as many GPUs as a node" in message
+    assert "A Pod has at most as many GPUs as a node" in message
     assert "add nodes with 16" not in message

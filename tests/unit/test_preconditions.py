@@ -10,7 +10,7 @@ import pytest
 from support.fake_cluster import FakeCluster
 from vllm_operator.controller.health import Readiness
 from vllm_operator.controller.preconditions import REQUIRED, REVIEWS, Permission, Preconditions, WatchesOutdated, watched_kinds
-from vllm_operator.kube.client import CLUSTER_PRESET, DEPLOYMENT, POD, PRESET, VLLM_DEPLOYMENT, Kind, Unauthorized, Unavailable
+from vllm_operator.kube.client import CLUSTER_PRESET, DEPLOYMENT, GROUP_SET, POD, PRESET, VLLM_DEPLOYMENT, Kind, Unauthorized, Unavailable
 
 RETRY_SECONDS = 0.01
 
@@ -72,7 +72,7 @@ async def test_where_nothing_is_missing_all_kinds_are_watched(world: World) -> N
     assert not world.readiness
     world.start()
     await world.until(lambda: world.watched)
-    assert world.watched == [(*watched_kinds(()), PRESET, CLUSTER_PRESET)]
+    assert world.watched == [(*watched_kinds(()), PRESET, CLUSTER_PRESET, GROUP_SET)]
     assert world.readiness
 
 

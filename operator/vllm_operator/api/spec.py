@@ -102,6 +102,12 @@ Backend = Annotated[str, form(64, r"^[A-Za-z][A-Za-z0-9_-]*$", "write Auto, or t
 WeightSize = Annotated[
     str, form(32, r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$", "write a size such as 640Gi (units Ki, Mi, Gi, Ti, k, M, G, T)")
 ]
+InterfaceName = Annotated[
+    str, form(15, r"^[a-z0-9][a-z0-9._-]*$", "write the name of one network interface, as `ip link` shows it, for example eth0")
+]
+ResourceName = Annotated[
+    str, form(253, r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$", "write an extended resource as in `kubectl describe node`, for example rdma/hca")
+]
 Allocation = Literal["DevicePlugin", "DRA"]
 """Mechanism by which a Pod requests GPUs."""
 Toggle = Literal["Enabled", "Disabled"]
@@ -312,9 +318,34 @@ class ParallelismSpec(Model):
         "Tensor parallel size. Default: 1. Without `spec.parallelism` and `spec.accelerator.count`, the operator chooses the smallest "
         "number of GPUs of one node on which the model fits, if it knows the sizes of the model."
     )
-    pipeline: int | None = optional("Pipeline parallel size. Default: 1.", ge=1, le=64)
+    pipeline: int | None = optional("Pipeline parallel size. Default: `nodes`.", ge=1, le=64)
     data: int | None = optional("Data parallel size within one replica. Default: 1.", ge=1, le=64)
     expert: Toggle | None = optional("Expert parallelism for mixture-of-experts models. Default: Disabled.")
+    nodes: int | None = optional(
+        "Number of nodes of each replica, which has one Pod on each. A LeaderWorkerSet runs replicas with several Pods. Default: 1. If "
+        "the operator chooses the number of GPUs, it also chooses several nodes if the model fits on none; 1 forbids this. If only `nodes` "
+        "is set, it chooses the other sizes.",
+        ge=1,
+        le=16,
+    )
+
+    @property
+    def sets_sizes(self) -> bool:
+        """Whether it sets sizes, and not only the number of nodes."""
+        return self.nodes is None or any(size is not None for size in (self.tensor, self.pipeline, self.data, self.expert))
+
+
+class NetworkSpec(Model):
+    """The network between the Pods of a replica on several nodes."""
+
+    interface: InterfaceName | None = optional(
+        "Network interface for traffic between the nodes, for example eth0. NCCL and Gloo choose one by default."
+    )
+    rdma_resource: ResourceName | None = optional(
+        "Extended resource of RDMA devices, for example rdma/hca. The engines get it, and the capability IPC_LOCK, which Pod Security "
+        "Standards forbid in namespaces with the level baseline or restricted. Default: none, so that NCCL uses TCP."
+    )
+    rdma_count: int | None = optional("Quantity of `rdmaResource` for each Pod. Default: 1.", ge=1, le=64)
 
 
 class SizingSpec(Model):
@@ -357,6 +388,7 @@ class VLLMDeploymentSpec(Model):
     engine: EngineSpec | None = optional("The vLLM server to run.")
     accelerator: AcceleratorSpec | None = optional("GPUs that a replica may use, and their number.")
     parallelism: ParallelismSpec | None = optional("Distribution of one replica over its GPUs.")
+    network: NetworkSpec | None = optional("The network between the Pods of a replica on several nodes.")
     sizing: SizingSpec | None = optional("What the KV cache of a replica should hold.")
     backends: BackendsSpec | None = optional("Kernel backends. The operator chooses those that are not set.")
     cache: CacheSpec | None = optional("Storage of compiled kernels and graphs between starts.")

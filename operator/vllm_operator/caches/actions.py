@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm_operator.api import reading
-from vllm_operator.api.workload import template_spec
+from vllm_operator.api.workload import is_workload, template_spec
 from vllm_operator.caches import cleaning as cleanings
 from vllm_operator.caches.activity import CacheActivity
 from vllm_operator.caches.address import claims_of
@@ -102,5 +102,5 @@ def _without_unowned_claims(context: CacheContext, manifests: Sequence[dict[str,
 
 def _without_pods(context: CacheContext, manifests: Sequence[dict[str, Any]], activity: CacheActivity) -> CacheActions:
     """Start no Pod of the current spec. Replicas of the previous one continue."""
-    rest = [it for it in manifests if it["kind"] != "Deployment"]
+    rest = [it for it in manifests if not is_workload(it)]
     return CacheActions(rest, {}, activity, scale=reading.integer(context.desired, "spec", "replicas"))

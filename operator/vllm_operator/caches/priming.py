@@ -7,6 +7,8 @@ A cache counts as filled when a Pod with it has been Ready. That is recorded on 
   the new cache.
 * If `spec.replicas` is 0, a primer fills the cache.
 
+A replica on several nodes has no primer. Its leader is Ready when all ranks have compiled, so its first group fills the cache like a Pod.
+
 A directory that a Pod has filled from an artifact counts as filled while that Pod makes progress. VLLMDeployments that share a PVC and a
 key coordinate by a lease on the PVC. Its holder must exist and have a Pod that makes progress. Otherwise another one takes over.
 
@@ -31,7 +33,7 @@ from vllm_operator.api import reading
 from vllm_operator.api.labels import COMPONENT_LABEL, INSTANCE_LABEL, PRIMED_ANNOTATION_PREFIX, PRIMING_ANNOTATION_PREFIX
 from vllm_operator.api.operation import CacheSpec
 from vllm_operator.api.resource import Role, primer_name
-from vllm_operator.api.workload import template_spec
+from vllm_operator.api.workload import is_workload, template_spec
 from vllm_operator.caches import artifacts
 from vllm_operator.caches.activity import NO_ACTIVITY, CacheActivity, Publication
 from vllm_operator.caches.address import CacheAddress, cache_address, read_portability_settings
@@ -129,13 +131,15 @@ def _without_others(context: CacheContext, address: CacheAddress, rules: Sequenc
     desired = context.resource.spec.replicas
     if cache.priming == "Never" and not asked:
         return PrimingDecision()
+    if context.plan.nodes and desired == 0:
+        return PrimingDecision()
     if desired == 0 and any(map(is_terminating, context.claims.values())):
         return PrimingDecision()  # a primer would keep the claim
     if desired == 0:
         because = "spec.replicas is 0, and priming was requested."
         return PrimingDecision(CacheActivity(step="Primer", because=because)) if insists else PrimingDecision()
     is_replaced = context.deployment is not None and context.live_address != address
-    if is_replaced and any(at != address and view.phase is Phase.READY for at, view in context.replicas):
+    if is_replaced and not context.plan.nodes and any(at != address and view.phase is Phase.READY for at, view in context.replicas):
         return PrimingDecision(fill_before_rollout(context, address))
     is_shared = desired > 1 or cache.claim_name is not None or read_lease(context.claim, address.key) is not None
     reason = "spec.cache.priming is Always." if insists else _reason(context, rules) if is_shared else None
@@ -197,7 +201,7 @@ def apply_priming(
     """Return the manifests to apply now, without a Deployment that is held. The caller must not prune it."""
     result: list[dict[str, Any]] = []
     for manifest in manifests:
-        if manifest["kind"] != "Deployment":
+        if not is_workload(manifest):
             result.append(manifest)
             continue
         if priming.activity.step == "Primer":
@@ -234,7 +238,7 @@ def fill_before_rollout(context: CacheContext, address: CacheAddress) -> CacheAc
 
 def publish_before_rollout(context: CacheContext) -> CacheActivity:
     """Return the activity of a primer for Pods without a shared volume: before a rollout that changes the artifact tag, or on request."""
-    if not is_published_by_primer(context):
+    if context.plan.nodes or not is_published_by_primer(context):
         return CacheActivity()
     publication = artifacts.describe_primer_publication(context)
     is_before_rollout = _changes_tag(context)

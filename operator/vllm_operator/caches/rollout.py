@@ -7,6 +7,7 @@ that only one node can mount, because the old and the new Pods use it at the sam
 
 from vllm_operator.api import reading
 from vllm_operator.api.operation import RolloutSpec
+from vllm_operator.api.workload import rolls, surge
 from vllm_operator.caches.activity import HeldRollout
 from vllm_operator.caches.address import claims_of
 from vllm_operator.caches.context import CacheContext
@@ -22,10 +23,10 @@ _LOST = frozenset({Phase.FAILED, Phase.CONTAINER_FAILED, Phase.UNSCHEDULABLE, Ph
 
 def find_hold(context: CacheContext) -> HeldRollout | None:
     """Return what the rollout waits for; None if it may begin, has begun, or there is none."""
-    needed = min(reading.integer(context.desired, "spec", "replicas") or 0, _protected(context))
+    needed = min(reading.integer(context.desired, "spec", "replicas") or 0, _protected(context)) * (context.plan.nodes or 1)
     if not context.is_rollout or context.room is None or not needed:
         return None
-    rolling = reading.text(context.desired, "spec", "strategy", "type") == "RollingUpdate"
+    rolling = rolls(context.desired)
     claim, nodes = (find_mounted(context) if rolling else None) or (None, None)
     free = [number for node, number in (context.room.free or {}).items() if nodes is None or node in nodes]
     held = HeldRollout(
@@ -40,7 +41,7 @@ def find_hold(context: CacheContext) -> HeldRollout | None:
     )
     if held.is_elsewhere:
         return held
-    surges = rolling and bool(reading.integer(context.desired, "spec", "strategy", "rollingUpdate", "maxSurge"))
+    surges = rolling and bool(surge(context.desired))
     insists = (context.resource.spec.rollout or RolloutSpec()).on_unschedulable == "Proceed"
     return None if surges or insists or context.room.free is None or held.room >= needed else held
 

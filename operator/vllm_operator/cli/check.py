@@ -33,6 +33,7 @@ INTEGRATIONS = {
     "gateway.networking.k8s.io": ("Gateway API", "spec.gateway", "gateway"),
     "inference.networking.k8s.io": ("inference extension", "an InferencePool", "gateway"),
     "keda.sh": ("KEDA", "scaling to zero", "keda"),
+    "leaderworkerset.x-k8s.io": ("LeaderWorkerSet", "replicas on several nodes", ""),
     "monitoring.coreos.com": ("Prometheus operator", "the alerts of the chart", ""),
 }
 """API groups with their titles, what needs them, and the setting of the operator."""

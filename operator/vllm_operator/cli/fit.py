@@ -32,7 +32,7 @@ from vllm_operator.sizing.engine import Options, read_size
 from vllm_operator.sizing.estimate import Estimate, Prediction
 from vllm_operator.sizing.formats import name_format
 from vllm_operator.sizing.model_facts import FROM_TABLE, ModelFiles, model_name, resolve_facts
-from vllm_operator.sizing.parallelism import ParallelShape, smallest_sizes
+from vllm_operator.sizing.parallelism import MOST_NODES, ParallelShape, sizes_over_nodes, smallest_sizes
 from vllm_operator.sizing.resolve import SizedModel, device_of, find_product, predict_model, refuse_start, resolve_model, stated_mebibytes
 
 DOES_NOT_FIT_STATUS = 1
@@ -154,8 +154,13 @@ def _rows(
     product: Product, model: SizedModel, options: Options, wanted: float, release: Release, refuse: Refuse, catalog: Catalog
 ) -> list[_Row]:
     device = device_of(product, product.architecture, None, catalog.gpus, catalog.memory)
-    found = []
-    for parallel in smallest_sizes(model.shape, model.form, 1 if device.unified else MOST_GPUS):
+    found: list[_Row] = []
+    most = min(product.per_node, MOST_GPUS) if product.links == "NVLink" else 1
+    over_nodes = [sizes_over_nodes(model.shape, model.form, most, nodes) for nodes in range(2, MOST_NODES + 1) if most > 1]
+    alone = smallest_sizes(model.shape, model.form, 1 if device.unified else MOST_GPUS)
+    for parallel in (*alone, *filter(None, over_nodes)):
+        if parallel.pipeline > 1 and any(row.fits or (row.made.comfortable or 0) >= LEAST_CONTEXT for row in found):
+            break  # several nodes only for a model that fits on none
         made = predict_model(model, parallel, device, options, catalog.memory, release)
         made = replace(made, kv_cache=None if made.kv_cache is None else max(made.kv_cache, 0.0))
         refusal = refuse_start(model, parallel, options, release, product.architecture) or refuse(product.architecture, parallel)
@@ -231,7 +236,7 @@ def _advice(rows: Sequence[_Row], model: SizedModel, length: int | None, *, name
     shorter = max(possible, key=lambda row: row.made.comfortable or 0, default=None)
     more = ", or see larger GPUs without --gpu" if named else ""
     if shorter is not None and LEAST_CONTEXT <= (shorter.made.comfortable or 0) < (length or 0):
-        return f"{shorter.parallel.tensor} {shorter.product.title} have room for --context {shorter.made.comfortable}. Use it{more}."
+        return f"{_count(shorter.parallel)} {shorter.product.title} have room for --context {shorter.made.comfortable}. Use it{more}."
     if any(row.made.prediction is Prediction.STARTED for row in possible):
         return f"Lower --concurrency or --context, set --kv-cache-dtype fp8{more}."
     bits = 8 * model.file_bytes / model.shape.parameters
@@ -250,8 +255,13 @@ def _cells(row: _Row, wanted: float) -> tuple[str, ...]:
         limit = "vLLM does not start: see below."
     memory = ("" if value is None else f"{value:.1f}" for value in (made.weights, made.activation, made.graphs, made.kv_cache))
     tokens = ("" if value is None else f"{value}" for value in (made.tokens, made.longest))
-    count = f"{row.parallel.tensor}{' (expert parallel)' if row.parallel.expert else ''}"
+    count = f"{_count(row.parallel)}{' (expert parallel)' if row.parallel.expert else ''}"
     return row.product.title, count, verdict, *memory, *tokens, "" if made.concurrency is None else f"{made.concurrency:.1f}", limit
+
+
+def _count(parallel: ParallelShape) -> str:
+    """Return the number of GPUs, with that of nodes if there are several."""
+    return f"{parallel.pipeline} nodes x {parallel.tensor}" if parallel.pipeline > 1 else str(parallel.tensor)
 
 
 def _as_json(name: str, version: str, model: SizedModel, rows: Sequence[_Row]) -> dict[str, Any]:
@@ -264,7 +274,8 @@ def _as_json(name: str, version: str, model: SizedModel, rows: Sequence[_Row]) -
         "sizes": [
             {
                 "gpu": row.product.name,
-                "count": row.parallel.tensor,
+                "count": row.parallel.tensor * row.parallel.pipeline,
+                **({"nodes": row.parallel.pipeline} if row.parallel.pipeline > 1 else {}),
                 "expertParallel": row.parallel.expert,
                 "fits": row.fits,
                 **{key: value for key, value in as_line("", row.made).items() if key != "id"},
@@ -293,7 +304,7 @@ def _find_refusals(name: str, version: str, form: str, files: ModelFiles, catalo
 
     def refuse(architecture: str | None, parallel: ParallelShape) -> str:
         expert = "Enabled" if parallel.expert else None
-        sized = spec.model_copy(update={"parallelism": ParallelismSpec(tensor=parallel.tensor, expert=expert)})
+        sized = spec.model_copy(update={"parallelism": ParallelismSpec(tensor=parallel.tensor, pipeline=parallel.pipeline, expert=expert)})
         decision = choose_backends(resolved, describe_rule_input(sized, resolved, facts, architecture), catalog.rules, model=name)
         return (decision.refusal or "").removesuffix(ALLOW_ANYWAY).strip()
 

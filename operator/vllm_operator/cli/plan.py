@@ -18,6 +18,7 @@ from vllm_operator.api.plan import ModelFact, NodeRequirement, Plan
 from vllm_operator.api.reading import Manifest
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import PRESET_PLURALS
+from vllm_operator.api.workload import is_workload, template_spec
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.cli import documents
 from vllm_operator.cli.inputs import STANDARD_INPUT, InputError, add_namespace, add_output, invalid, object_name, print_as
@@ -304,8 +305,9 @@ def _plan_page(resource: VLLMDeployment, outcome: Outcome, inventory: Inventory,
 
 def _objects(resource: VLLMDeployment, made: Plan) -> list[Manifest]:
     """Return the objects of a plan and the optional ones that the spec asks for, as if the cluster had none that conflict."""
-    scaling = (render_disruption_budget(resource), render_autoscaler(resource))
-    return [*render(resource, made), *render_exposure(resource), *(each for each in scaling if each is not None)]
+    has_groups = made.nodes is not None
+    scaling = (render_disruption_budget(resource, has_groups=has_groups), render_autoscaler(resource))
+    return [*render(resource, made), *render_exposure(resource, has_groups=has_groups), *(each for each in scaling if each is not None)]
 
 
 def _title(resource: VLLMDeployment) -> str:
@@ -314,7 +316,7 @@ def _title(resource: VLLMDeployment) -> str:
 
 def _plan_lines(made: Plan, catalog: Catalog) -> list[str]:
     rows = {
-        "GPU": f"{made.count} x {_device(made, catalog)} as {made.resource}",
+        "GPU": f"{made.count} x {_device(made, catalog)} as {made.resource}{f', on each of {made.nodes} nodes' if made.nodes else ''}",
         "Engine": f"{made.distribution.value} {made.engine_version or '(unknown version)'}, image {made.image}",
         "Node requirements": "; ".join(map(_requirement, made.node_requirements)) or "none",
         "Cache key": made.cache_key,
@@ -376,7 +378,7 @@ def _setting(name: str, value: str | None, sign: str, reason: str | None) -> str
 
 def _command(manifests: Sequence[Manifest]) -> list[str]:
     """Return the engine's command line, one flag per line, ready to be pasted into a shell."""
-    pods = [manifest["spec"]["template"]["spec"] for manifest in manifests if manifest["kind"] == "Deployment"]
+    pods = [template_spec(manifest) for manifest in manifests if is_workload(manifest)]
     engine: Manifest = next((each for pod in pods for each in pod["containers"] if each["name"] == CONTAINER), {})
     words = enumerate(map(str, engine.get("args") or ()))
     lines = [f"{_NEXT_LINE if word.startswith('-') or number == 0 else ' '}{shlex.quote(word)}" for number, word in words]

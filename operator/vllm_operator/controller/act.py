@@ -31,7 +31,7 @@ from vllm_operator.controller.apply import Applied, Applier, annotate
 from vllm_operator.controller.decide import Decision, keep_all
 from vllm_operator.controller.observe import Snapshot
 from vllm_operator.controller.optional_objects import CreatedObjects, OptionalObjects
-from vllm_operator.controller.ownership import find_child, is_controlled_by
+from vllm_operator.controller.ownership import find_workload, is_controlled_by
 from vllm_operator.controller.plan_store import PlanStore
 from vllm_operator.controller.user_data import KnownCrashes
 from vllm_operator.kube import client as kube
@@ -107,8 +107,10 @@ class Actor:
         if isinstance(failure, Unavailable) or (isinstance(failure, Conflict) and resource.status.plan is None):
             raise failure
         try:
-            result.exposure = await self.optional.expose(resource, snapshot.manifest)
-            result.scaling = await self.optional.scale(resource, snapshot.manifest)
+            made = result.decision.outcome.plan or resource.pinned
+            has_groups = made is not None and made.nodes is not None
+            result.exposure = await self.optional.expose(resource, snapshot.manifest, has_groups=has_groups)
+            result.scaling = await self.optional.scale(resource, snapshot.manifest, has_groups=has_groups)
             if revision is not None:
                 summary = resource.status.plan
                 in_use = {revision, applied_revision(snapshot.deployment), summary.revision if summary is not None else ""}
@@ -245,7 +247,9 @@ class Actor:
         if any(manifest["kind"] == kube.CLAIM_TEMPLATE.kind for manifest in actions.manifests):
             self.created.note(kube.CLAIM_TEMPLATE, snapshot.key)
         desired = list(actions.manifests)
-        replicas = find_child(desired, kube.DEPLOYMENT, snapshot.resource.metadata.name)
+        if any(manifest["kind"] == kube.GROUP_SET.kind for manifest in desired):
+            self.created.note(kube.GROUP_SET, snapshot.key)
+        replicas = find_workload(desired, snapshot.resource.metadata.name)
         if replicas is not None and result.revision is not None:
             desired[desired.index(replicas)] = with_applied_revision(replicas, result.revision)
         applied = await self.applier.apply(snapshot.manifest, desired, live)

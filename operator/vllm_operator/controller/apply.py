@@ -17,17 +17,20 @@ from typing import Any
 from vllm_operator.api import labels, reading
 from vllm_operator.api.digests import digest
 from vllm_operator.api.events import Change
+from vllm_operator.api.workload import GROUP_SET, is_workload, template_field
 from vllm_operator.controller.ownership import is_controlled_by, is_created_by_operator, is_of_earlier, may_delete
 from vllm_operator.kube import client as kube
 from vllm_operator.kube import managed_fields
-from vllm_operator.kube.client import ClusterClient, ClusterError, Conflict, Forbidden, Invalid, Manifest, NotFound, kind_of
+from vllm_operator.kube.client import ClusterClient, ClusterError, Conflict, Forbidden, Invalid, Manifest, NotFound, Unavailable, kind_of
 from vllm_operator.kube.recent import Recent
 from vllm_operator.rendering.revision import applied_revision
 
 log = logging.getLogger(__name__)
 
-CLEANED = {kube.DEPLOYMENT: "/spec/template/spec/", kube.SERVICE: "/spec/ports/"}
+CLEANED = {kube.DEPLOYMENT: "/spec/template/spec/", kube.GROUP_SET: "/spec/leaderWorkerTemplate/", kube.SERVICE: "/spec/ports/"}
 """Parts of the spec from which additions of other managers are removed. Elsewhere they stay, such as a paused rollout."""
+INSTALL_GROUPS = "kubectl apply --server-side -f https://github.com/kubernetes-sigs/lws/releases/download/v0.7.0/manifests.yaml"
+LOG_OF_GROUPS = "kubectl logs -n lws-system deployment/lws-controller-manager"
 MAX_CHECKED = 20_000
 """Maximum number of children whose last check is cached."""
 _FINAL = (Invalid, Forbidden, NotFound)
@@ -45,7 +48,19 @@ class Refusal:
     def __str__(self) -> str:
         if isinstance(self.error, Conflict):
             return str(self.error)
-        return f"The API server refused {self.kind} {self.name}: {self.error}"
+        if self.lacks_kind:
+            return f"Replicas on several nodes need LeaderWorkerSet, which is not installed. Install it: {INSTALL_GROUPS}"
+        text = f"The API server refused {self.kind} {self.name}: {self.error}"
+        if self.kind != GROUP_SET or isinstance(self.error, Forbidden):
+            return text
+        if isinstance(self.error, Unavailable):
+            return f"The webhook of LeaderWorkerSet does not respond. Look for the reason: {LOG_OF_GROUPS}. {text}"
+        return f"If LeaderWorkerSet is older than 0.7, update it: {INSTALL_GROUPS}. {text}"
+
+    @property
+    def lacks_kind(self) -> bool:
+        """Whether the kind is not installed: server-side apply creates a missing object."""
+        return self.kind == GROUP_SET and isinstance(self.error, NotFound)
 
 
 @dataclass(slots=True)
@@ -87,11 +102,11 @@ class Applier:
         result = Applied()
         found = {_identity(child): child for child in live}
         # Prerequisites of scheduling come first. API servers create Services slowly.
-        order = {kube.CLAIM.kind: 0, kube.CLAIM_TEMPLATE.kind: 0, kube.DEPLOYMENT.kind: 1}
+        order = {kube.CLAIM.kind: 0, kube.CLAIM_TEMPLATE.kind: 0, kube.DEPLOYMENT.kind: 1, kube.GROUP_SET.kind: 1}
         for place in range(3):
             group = [desired for desired in desired_objects if order.get(desired["kind"], 2) == place]
             # A Pod that starts with a PVC that is being deleted would block the deletion.
-            ready = [it for it in group if not result.waiting or it["kind"] != kube.DEPLOYMENT.kind or _identity(it) in found]
+            ready = [it for it in group if not result.waiting or not is_workload(it) or _identity(it) in found]
             calls = [self._apply_child(owner, desired, found.get(_identity(desired)), result) for desired in ready]
             for outcome in await asyncio.gather(*calls, return_exceptions=True):  # none may continue after the return
                 if isinstance(outcome, ClusterError):
@@ -125,7 +140,9 @@ class Applier:
             if child is not None and not is_created_by_operator(child, owner):
                 raise Conflict("not created by the operator")
             result.children.append(await self._apply_one(desired, child, result))
-        except (Conflict, *_FINAL) as error:
+        except ClusterError as error:
+            if not isinstance(error, (Conflict, *_FINAL)) and not _is_webhook_of_groups(desired, error):
+                raise
             if isinstance(error, Conflict):
                 live = None
                 with suppress(NotFound):  # regardless of its labels
@@ -143,7 +160,7 @@ class Applier:
     async def _apply_one(self, desired: Manifest, child: Manifest | None, result: Applied) -> Manifest:
         checked = None
         if child is not None:
-            has_replicas = desired["kind"] == kube.DEPLOYMENT.kind and desired["spec"].get("replicas") is not None
+            has_replicas = is_workload(desired) and desired["spec"].get("replicas") is not None
             if has_replicas and await self._is_autoscaled(child):
                 desired = {**desired, "spec": {key: value for key, value in desired["spec"].items() if key != "replicas"}}
             checked = self._checked.get(child["metadata"].get("uid", ""))
@@ -285,15 +302,16 @@ async def _patch(client: ClusterClient, live: Manifest, operations: Sequence[Man
 
 
 def _find_unkept(desired: Manifest, child: Manifest) -> str | None:
-    """Return the first applied field of a Deployment's Pod template that is missing or has another value; None if there is none."""
-    if kind_of(child) != kube.DEPLOYMENT:
+    """Return the first applied field of a workload's Pod templates that is missing or has another value; None if there is none."""
+    if not is_workload(child):
         return None
-    fields = (managed_fields.find_applied(child) or {}).get("f:spec", {}).get("f:template", {})
-    path = managed_fields.find_unkept(fields, desired["spec"].get("template"), child["spec"].get("template"))
+    part = template_field(desired)
+    fields = (managed_fields.find_applied(child) or {}).get("f:spec", {}).get(f"f:{part}", {})
+    path = managed_fields.find_unkept(fields, desired["spec"].get(part), child["spec"].get(part))
     if path is None:
         return None
-    name = ".".join(("spec", "template", *path))
-    log.warning("the API server did not keep %s of Deployment %s", name, child["metadata"]["name"])
+    name = ".".join(("spec", part, *path))
+    log.warning("the API server did not keep %s of %s %s", name, *_identity(child))
     return name
 
 
@@ -332,6 +350,11 @@ def _explain_conflict(desired: Manifest, error: ClusterError) -> ClusterError:
     return Conflict(f"{kind} {name} exists and was not created by the operator. {advice}")
 
 
+def _is_webhook_of_groups(desired: Manifest, error: ClusterError) -> bool:
+    """Return whether a webhook of LeaderWorkerSet cannot be called. While its controller is down, it refuses every change."""
+    return desired["kind"] == GROUP_SET and "failed calling webhook" in str(error)
+
+
 def _identity(manifest: Mapping[str, Any]) -> tuple[str, str]:
     return manifest["kind"], manifest["metadata"]["name"]
 
@@ -339,7 +362,7 @@ def _identity(manifest: Mapping[str, Any]) -> tuple[str, str]:
 def _mark(desired: Manifest, child: Manifest) -> str:
     """Return a digest of the desired manifest and the checked fields of the child. Fields of controllers do not affect it."""
     metadata, wanted = child["metadata"], desired["metadata"]
-    version = metadata["generation"] if child["kind"] == kube.DEPLOYMENT.kind else metadata.get("resourceVersion")
+    version = metadata["generation"] if is_workload(child) else metadata.get("resourceVersion")
     labelled = [[(metadata.get(field) or {}).get(name) for name in wanted.get(field) or ()] for field in ("labels", "annotations")]
     applied = (metadata.get("annotations") or {}).get(labels.APPLIED_ANNOTATION)
     read = [desired, labelled, applied, metadata.get("ownerReferences")]

@@ -11,7 +11,7 @@ from functools import partial
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import Verdict
 from vllm_operator.api.plan import Plan
-from vllm_operator.api.workload import template_spec
+from vllm_operator.api.workload import is_workload, rolls, template_spec
 from vllm_operator.caches.actions import CacheActions, plan_cache_actions
 from vllm_operator.caches.activity import NO_ACTIVITY
 from vllm_operator.caches.address import cache_address, weights_claim
@@ -27,7 +27,7 @@ from vllm_operator.controller.user_data import KnownCatalog, KnownCrashes
 from vllm_operator.inventory.nodes import read_instance_pools
 from vllm_operator.inventory.pools import Inventory
 from vllm_operator.inventory.room import Room, find_room
-from vllm_operator.kube.client import CLAIM, CLAIM_TEMPLATE, DEPLOYMENT, Manifest
+from vllm_operator.kube.client import CLAIM, CLAIM_TEMPLATE, Manifest
 from vllm_operator.kube.managed_fields import differs_in_template
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.pinning import gpu_in_use, has_plan
@@ -112,18 +112,18 @@ def promise_of(snapshot: Snapshot, decision: Decision) -> Promise | None:
     lacks_gpu = f"Insufficient {made.resource}", "cannot allocate all claims"  # in the messages of the scheduler
     blocked = [pod for pod in pods if pod.phase is Phase.UNSCHEDULABLE and not any(text in pod.message for text in lacks_gpu)]
     resource, _ = carried_out(snapshot.resource, made)
-    replicas, tolerations = resource.spec.replicas - len(blocked), tolerations_of(resource.spec.pod_template)
+    wanted, tolerations = resource.spec.replicas * (made.nodes or 1), tolerations_of(resource.spec.pod_template)
     is_one_node = any(reading.is_one_node(reading.access_modes(claim)) for claim in snapshot.claims.values())
-    rolls = decision.context is not None and reading.text(decision.context.desired, "spec", "strategy", "type") == "RollingUpdate"
-    mounting = (snapshot.pods if rolls else pods) if is_one_node else ()
+    has_both = decision.context is not None and rolls(decision.context.desired)
+    mounting = (snapshot.pods if has_both else pods) if is_one_node else ()
     nodes = {pod.node for pod in mounting if pod.node}  # where the others must run, too
-    return Promise(gpu_in_use(made), made.resource, made.count, replicas, [pod.uid for pod in pods], tolerations, nodes)
+    return Promise(gpu_in_use(made), made.resource, made.count, wanted - len(blocked), [pod.uid for pod in pods], tolerations, nodes)
 
 
 def keep_all(snapshot: Snapshot, outcome: Outcome) -> Decision:
     """Keep all children: an invalid spec is no reason to stop a running engine. Only scale down if the spec asks for it."""
     deployment, spec = snapshot.deployment, snapshot.resource.spec
-    pods = template_spec(snapshot.child(DEPLOYMENT))
+    pods = template_spec(snapshot.workload)
     address = cache_address(pods)
     is_fewer = deployment is not None and spec.replicas < (reading.integer(deployment, "spec", "replicas") or 0)
     return Decision(
@@ -238,7 +238,7 @@ def _keep(snapshot: Snapshot, actions: CacheActions) -> tuple[Manifest, ...]:
     templates = [child for child in rest if child["kind"] == CLAIM_TEMPLATE.kind]
     if actions.activity.held:
         return tuple(child for child in rest if child is snapshot.deployment or child in templates)
-    if not all(_is_complete(child) for child in snapshot.children if child["kind"] == DEPLOYMENT.kind):
+    if not all(_is_complete(child) for child in snapshot.children if is_workload(child)):
         return tuple(templates)
     pods = [pod.manifest for pod in snapshot.pods if reading.text(pod.manifest, "status", "phase") not in ("Succeeded", "Failed")]
     used = {reading.text(it, "resourceClaimTemplateName") for pod in pods for it in reading.objects(pod, "spec", "resourceClaims")}
@@ -254,4 +254,4 @@ def _is_complete(deployment: Manifest) -> bool:
 
 
 def _deployment_of(manifests: Iterable[Manifest]) -> Manifest:
-    return next(manifest for manifest in manifests if manifest["kind"] == DEPLOYMENT.kind)
+    return next(manifest for manifest in manifests if is_workload(manifest))

@@ -42,7 +42,7 @@ from vllm_operator.controller.log_follower import runs_to_follow
 from vllm_operator.controller.log_followers import CATCH_UP_SECONDS, Followers
 from vllm_operator.controller.model_configs import ModelConfigs
 from vllm_operator.controller.optional_objects import CreatedObjects
-from vllm_operator.controller.ownership import find_child, is_controlled_by, is_of_another
+from vllm_operator.controller.ownership import find_child, find_workload, is_controlled_by, is_of_another
 from vllm_operator.controller.plan_store import PlanStore
 from vllm_operator.controller.presets import Presets
 from vllm_operator.controller.schema import PodSchemas
@@ -135,17 +135,21 @@ class Snapshot:
         return find_child(self.children, kind, self.resource.metadata.name)
 
     @property
+    def workload(self) -> Manifest | None:
+        """The object that runs the replicas, which may have another owner."""
+        return find_workload(self.children, self.resource.metadata.name)
+
+    @property
     def deployment(self) -> Manifest | None:
-        """The Deployment of the replicas that this VLLMDeployment controls and that is not being deleted."""
-        return self._own_deployment(self.resource.metadata.name)
+        """The Deployment or LeaderWorkerSet of the replicas that this VLLMDeployment controls and that is not being deleted."""
+        return self._own(self.workload)
 
     @property
     def primer(self) -> Manifest | None:
         """The Deployment of the primer, likewise."""
-        return self._own_deployment(primer_name(self.resource.metadata.name))
+        return self._own(find_child(self.children, kube.DEPLOYMENT, primer_name(self.resource.metadata.name)))
 
-    def _own_deployment(self, name: str) -> Manifest | None:
-        found = find_child(self.children, kube.DEPLOYMENT, name)
+    def _own(self, found: Manifest | None) -> Manifest | None:
         is_own = found is not None and is_controlled_by(found, self.manifest) and not found["metadata"].get("deletionTimestamp")
         return found if is_own else None
 
@@ -230,13 +234,17 @@ class Observer:
 
     async def _find_children(self, manifest: Manifest, pods: Sequence[PodView]) -> tuple[Manifest, ...]:
         namespace, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
-        has_templates = await self.created.may_exist(kube.CLAIM_TEMPLATE, (namespace, name))  # they are not watched
-        kinds = [kube.DEPLOYMENT, kube.SERVICE, kube.CLAIM, *([kube.CLAIM_TEMPLATE] if has_templates else [])]
-        found = [child for kind in kinds for child in await self.client.find(kind, namespace, labels=children_of(kind, name))]
+        # not watched, or not installed
+        others = [kind for kind in (kube.CLAIM_TEMPLATE, kube.GROUP_SET) if await self.created.may_exist(kind, (namespace, name))]
+        kinds = [kube.DEPLOYMENT, kube.SERVICE, kube.CLAIM, *others]
+        found: list[Manifest] = []
+        for kind in kinds:
+            with suppress(NotFound):  # the kind is not installed
+                found += await self.client.find(kind, namespace, labels=children_of(kind, name))
         children = [child for child in found if not is_of_another(child, name)]
         if not reading.mapping(manifest, "status", "plan"):
             return tuple(children)  # at most the Deployment was applied, a moment ago, and nobody can have changed its labels yet
-        wanted = [(kube.DEPLOYMENT, name), (kube.SERVICE, name)]
+        wanted = [(kube.GROUP_SET if kube.GROUP_SET in others else kube.DEPLOYMENT, name), (kube.SERVICE, name)]
         if any(map(is_primer, pods)):
             wanted.append((kube.DEPLOYMENT, primer_name(name)))
         missing = [(kind, child) for kind, child in wanted if find_child(children, kind, child) is None]
@@ -372,7 +380,9 @@ class Observer:
             return False
         if is_recent(user, self.now()) or claim in dict(named_claims(found.get("spec"))):
             return True
-        return claim in claims_of(template_spec(await self._get(kube.DEPLOYMENT, user.name, namespace)))
+        has_groups = await self.created.may_exist(kube.GROUP_SET, (namespace, user.name))
+        workload = await self._get(kube.GROUP_SET if has_groups else kube.DEPLOYMENT, user.name, namespace)
+        return claim in claims_of(template_spec(workload))
 
 
 def _may_roll_out(snapshot: Snapshot) -> bool:

@@ -95,9 +95,9 @@ class OptionalObjects:
         # by uid of the VLLMDeployment: generation and time of the last read of the PodDisruptionBudgets, and the problems found
         self._budgets: Recent[tuple[int, datetime, list[ObjectProblem]]] = Recent(MAX_CHECKED)
 
-    async def expose(self, resource: VLLMDeployment, owner: Manifest) -> Exposure:
+    async def expose(self, resource: VLLMDeployment, owner: Manifest, *, has_groups: bool) -> Exposure:
         """Apply or delete the NetworkPolicy, the HTTPRoute and the InferencePool. Raises ClusterError."""
-        desired = {manifest["kind"]: manifest for manifest in render_exposure(resource)}
+        desired = {manifest["kind"]: manifest for manifest in render_exposure(resource, has_groups=has_groups)}
         problems: list[ObjectProblem] = []
         await self._reconcile(kube.NETWORK_POLICY, owner, desired.get(kube.NETWORK_POLICY.kind), problems)
         route = await self._reconcile(kube.HTTP_ROUTE, owner, desired.get(kube.HTTP_ROUTE.kind), problems)
@@ -108,9 +108,9 @@ class OptionalObjects:
         is_accepted = any(reading.named(parent, "Accepted", "conditions").get("status") == "True" for parent in parents)
         return Exposure(tuple(problems), _url(route, resource) if is_accepted else None, awaits_gateway=not is_accepted)
 
-    async def scale(self, resource: VLLMDeployment, owner: Manifest) -> tuple[ObjectProblem, ...]:
+    async def scale(self, resource: VLLMDeployment, owner: Manifest, *, has_groups: bool) -> tuple[ObjectProblem, ...]:
         """Apply or delete the PodDisruptionBudget and the autoscaler. Return why an object has no effect. Raises ClusterError."""
-        return (*await self._protect(resource, owner), *await self._autoscale(resource, owner))
+        return (*await self._protect(resource, owner, has_groups=has_groups), *await self._autoscale(resource, owner))
 
     async def _reconcile(self, kind: Kind, owner: Manifest, desired: Manifest | None, problems: list[ObjectProblem]) -> Manifest | None:
         """Apply and return the desired object of a kind, or delete it if none is desired. Add why it has no effect to the problems."""
@@ -135,8 +135,8 @@ class OptionalObjects:
             problems.append(ObjectProblem(reason, refusal.kind, str(refusal.error)))
         return next(iter(applied.children), None)
 
-    async def _protect(self, resource: VLLMDeployment, owner: Manifest) -> list[ObjectProblem]:
-        desired, metadata = render_disruption_budget(resource), resource.metadata
+    async def _protect(self, resource: VLLMDeployment, owner: Manifest, *, has_groups: bool) -> list[ObjectProblem]:
+        desired, metadata = render_disruption_budget(resource, has_groups=has_groups), resource.metadata
         problems: list[ObjectProblem] = []
         if desired is None:
             await self._reconcile(kube.DISRUPTION_BUDGET, owner, None, problems)

@@ -10,9 +10,10 @@ Labels and owner references alone are no proof: `kubectl get -o yaml | kubectl a
 
 from collections.abc import Iterable
 
-from vllm_operator.api import labels
+from vllm_operator.api import labels, reading
 from vllm_operator.api.reading import controller_of
 from vllm_operator.api.resource import primer_name
+from vllm_operator.api.workload import is_workload
 from vllm_operator.caches import claims
 from vllm_operator.kube.client import CLAIM, DEPLOYMENT, Kind, Manifest
 from vllm_operator.kube.managed_fields import find_applied
@@ -26,6 +27,15 @@ def is_controlled_by(child: Manifest, owner: Manifest) -> bool:
 def find_child(children: Iterable[Manifest], kind: Kind, name: str) -> Manifest | None:
     """Return the object with this kind and name, whoever owns it; None if there is none."""
     return next((child for child in children if (child["kind"], child["metadata"]["name"]) == (kind.kind, name)), None)
+
+
+def find_workload(children: Iterable[Manifest], name: str) -> Manifest | None:
+    """Return the object with this name that runs the replicas, whoever owns it; None if there is none.
+
+    While one replaces the other, because the number of nodes has changed, it is the one with the newer plan: the one to be applied last.
+    """
+    found = [child for child in children if is_workload(child) and child["metadata"]["name"] == name]
+    return max(found, key=lambda child: reading.text(child, "metadata", "creationTimestamp") or "9", default=None)
 
 
 def is_of_another(child: Manifest, name: str) -> bool:

@@ -65,13 +65,15 @@ REQUIRED = (
     *_all("list", kube.NODE, effect="no GPU can be chosen"),
 )
 """Without one of these, the operator is not ready but continues as far as possible."""
-PRESETS = _all("list watch", kube.PRESET, kube.CLUSTER_PRESET)
-"""Needed only for objects that name a preset. The CRDs may be missing."""
+INSTALLABLE = (kube.PRESET, kube.CLUSTER_PRESET, kube.GROUP_SET)
+"""Watched kinds whose CRDs may be missing: for objects that name a preset, and for replicas on several nodes."""
+IF_INSTALLED = _all("list watch", *INSTALLABLE)
 
 OPTIONAL = (
     # API servers that check the permission to set owners, such as those of OpenShift, demand it
     *_all("update", kube.VLLM_DEPLOYMENT, subresource="finalizers"),
-    *_all("delete", kube.DEPLOYMENT, kube.SERVICE, kube.REVISION, kube.POD),
+    *_all("delete", kube.DEPLOYMENT, kube.GROUP_SET, kube.SERVICE, kube.REVISION, kube.POD),
+    *_all("get create patch", kube.GROUP_SET),
     *_all("patch", kube.REVISION),
     *_all("get list patch", kube.EVENT),
     *_all("list", kube.RESOURCE_SLICE, kube.NODE_POOL),
@@ -88,10 +90,10 @@ KEDA = _all("get list create patch delete", kube.SCALED_OBJECT)
 """Needed only for the integration `keda`. Not checked: the kind may be missing."""
 
 
-def watched_kinds(denied: Collection[Permission], *, presets: Collection[Kind] = ()) -> tuple[Kind, ...]:
-    """Return the kinds that the operator may list and watch, with presets if their CRDs exist. One forbidden watch would end all."""
+def watched_kinds(denied: Collection[Permission], *, installed: Collection[Kind] = ()) -> tuple[Kind, ...]:
+    """Return the kinds that the operator may list and watch, with those whose CRDs are `installed`. One forbidden watch would end all."""
     missing = {permission.kind for permission in denied if permission.verb in ("list", "watch") and not permission.subresource}
-    return tuple(kind for kind in (*WATCHED, *presets) if kind not in missing)
+    return tuple(kind for kind in (*WATCHED, *installed) if kind not in missing)
 
 
 class WatchesOutdated(Exception):  # noqa: N818 - an event, not an error
@@ -109,7 +111,7 @@ class Preconditions:
     retry_seconds: float = RETRY_SECONDS
     check_seconds: float = CHECK_SECONDS
     _denied: Collection[Permission] = ()
-    _preset_kinds: tuple[Kind, ...] = ()
+    _installed: tuple[Kind, ...] = ()
     _recheck_due: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -147,7 +149,7 @@ class Preconditions:
         self._recheck_due.set()
 
     def _kinds(self) -> tuple[Kind, ...]:
-        return watched_kinds(self._denied, presets=self._preset_kinds)
+        return watched_kinds(self._denied, installed=self._installed)
 
     async def _until_met(self, name: str, check: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -179,7 +181,7 @@ class Preconditions:
 
     async def _check_permissions(self) -> None:
         """Check the permissions. Each costs a request, so call this only when needed."""
-        asked = (*REQUIRED, *PRESETS)
+        asked = (*REQUIRED, *IF_INSTALLED)
         answers: list[bool] = []
         for start in range(0, len(asked), REVIEWS):
             answers += await asyncio.gather(*map(self._may, asked[start : start + REVIEWS]))
@@ -205,14 +207,14 @@ class Preconditions:
         return True
 
     async def _check_crd(self) -> None:
-        """Check that the CRD exists, and find the available CRDs of presets."""
+        """Check that the CRD exists, and find the CRDs that are installed."""
         if not await self._is_served(kube.VLLM_DEPLOYMENT):
             name = f"{labels.PLURAL}.{labels.GROUP}"
             message = f"The CRD {name} does not exist. Install it with kubectl apply -f crds/, or install the Helm chart."
             self.readiness.set_missing("CRD", message)
             raise _Missing
         self.readiness.clear_missing("CRD")
-        self._preset_kinds = tuple([kind for kind in (kube.PRESET, kube.CLUSTER_PRESET) if await self._is_served(kind)])
+        self._installed = tuple([kind for kind in INSTALLABLE if await self._is_served(kind)])
 
     async def _is_served(self, kind: Kind) -> bool:
         """Return whether the API server serves a kind. A kind that the operator may not list is reported as a missing permission."""

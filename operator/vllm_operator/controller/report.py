@@ -25,11 +25,11 @@ from vllm_operator.controller.explanation_reader import ExplanationReader
 from vllm_operator.controller.log_followers import CATCH_UP_SECONDS, Followers
 from vllm_operator.controller.metrics import Metrics
 from vllm_operator.controller.observe import Snapshot
-from vllm_operator.controller.ownership import find_child, is_of_earlier
+from vllm_operator.controller.ownership import find_child, find_workload, is_of_earlier
 from vllm_operator.controller.plan_store import PlanStore
 from vllm_operator.controller.user_data import KnownCrashes
 from vllm_operator.inventory.pools import Inventory
-from vllm_operator.kube.client import CLAIM, DEPLOYMENT, POD, SERVICE, ClusterClient, Forbidden, Invalid, Manifest
+from vllm_operator.kube.client import CLAIM, POD, SERVICE, ClusterClient, Forbidden, Invalid, Manifest
 from vllm_operator.kube.events import record_event, shorten
 from vllm_operator.pods.owner import place_of
 from vllm_operator.pods.view import Phase, PodView, has_run
@@ -137,7 +137,7 @@ class Reporter:
         errors = [str(it) for it in applied.refusals if it not in unchanged]
         errors += [f"The API server refused an object: {applied.failure}"] if isinstance(applied.failure, Forbidden | Invalid) else []
         notes = [_describe_refused_claim(it, claims[it.name]) for it in unchanged] or _claim_notes(snapshot, result)
-        deployment = snapshot.child(DEPLOYMENT)
+        deployment = snapshot.workload
         of_earlier = deployment is not None and is_of_earlier(deployment, snapshot.manifest)
         observation = Observation(
             resource=resource,
@@ -146,7 +146,7 @@ class Reporter:
             revisions=snapshot.revisions,
             now=starts.now,
             knowledge=self.crashes.reporting,
-            deployment=find_child(applied.children, DEPLOYMENT, name) or (None if of_earlier else deployment),
+            deployment=find_workload(applied.children, name) or (None if of_earlier else deployment),
             service=find_child(applied.children, SERVICE, name) or snapshot.child(SERVICE),
             claim=claim,
             claim_name=decision.claim_name,
@@ -169,6 +169,7 @@ class Reporter:
             activity=replace(result.activity, claim_note=" ".join(notes) or None),
             draining=starts.draining,
             not_kept=tuple(applied.not_kept),
+            lacks_kind=any(it.lacks_kind for it in applied.refusals),
             apply_error="; ".join(errors) or None,
             exposure=result.exposure,
             scaling=result.scaling,

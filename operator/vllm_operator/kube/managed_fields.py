@@ -20,6 +20,7 @@ from vllm_operator.api import labels
 from vllm_operator.api.digests import digest
 from vllm_operator.api.events import Change
 from vllm_operator.api.reading import read_quantity
+from vllm_operator.api.workload import template_field
 from vllm_operator.kube.client import Manifest
 
 Path = tuple[str, ...]
@@ -146,9 +147,10 @@ def find_unkept(fields: Fields, desired: Any, live: Any) -> Path | None:
 
 
 def differs_in_template(desired: Mapping[str, Any], live: Manifest) -> bool:
-    """Return whether applying a Deployment would change its Pod template, and so replace its Pods."""
-    fields = ((find_applied(live) or {}).get("f:spec") or {}).get("f:template") or {}
-    wanted, present = desired["spec"]["template"], (live.get("spec") or {}).get("template")
+    """Return whether applying a Deployment or LeaderWorkerSet would change its Pod templates, and so replace its Pods."""
+    part = template_field(desired)
+    fields = ((find_applied(live) or {}).get("f:spec") or {}).get(f"f:{part}") or {}
+    wanted, present = desired["spec"][part], (live.get("spec") or {}).get(part)
     return not fields or find_difference(fields, wanted) is not None or find_unkept(fields, wanted, present) is not None
 
 

@@ -60,6 +60,7 @@ NOTES_COMMAND = "kubectl vllm plan NAME"
 def summarize_gpu(made: Plan, gpus: GPUs) -> str:
     """Return GPU and engine as a sentence."""
     devices = count(made.count, "GPU") if made.mig_profile is None else f"{count(made.count, 'MIG slice')} {made.mig_profile}"
+    devices = f"{made.nodes} nodes with {devices} each" if made.nodes else devices
     engine = f"{made.distribution.value} {made.engine_version}" if made.engine_version else made.distribution.value
     where = f" on a node that {made.provisioner} would add" if made.provisioner else ""
     shared = f" shared by {made.time_slices} Pods" if made.time_slices else ""
@@ -110,6 +111,7 @@ def compare(pinned: Plan, fresh: Plan) -> list[Difference]:
     for subject, before, after in (
         ("The GPU", _gpu(pinned), _gpu(fresh)),
         ("The resource", f"{pinned.count}x {pinned.resource}", f"{fresh.count}x {fresh.resource}"),
+        ("The number of nodes", str(pinned.nodes or 1), str(fresh.nodes or 1)),
         ("The image", pinned.image, fresh.image),
     ):
         differences += [Difference(subject, before or "unknown", after or "unknown")] if before != after else []

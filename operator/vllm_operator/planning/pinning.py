@@ -233,13 +233,14 @@ def gpu_in_use(pinned: Plan) -> InUse:
 
 def pinned_shape(shape: Shape, pinned: Plan, spec: VLLMDeploymentSpec) -> Shape:
     """Return the size of the current plan if the spec sets none."""
-    if spec.parallelism is not None or (spec.accelerator is not None and spec.accelerator.count is not None):
+    given = spec.parallelism
+    if (given is not None and given.sets_sizes) or (spec.accelerator is not None and spec.accelerator.count is not None):
         return shape
-    sizes = {argument.name: argument.value for argument in pinned.args}
-    tensor = read_integer(sizes.get("--tensor-parallel-size")) or 1
-    if not 1 < tensor <= COUNT_LIMIT or pinned.count != tensor:
+    sizes, nodes = {argument.name: argument.value for argument in pinned.args}, pinned.nodes or 1
+    tensor, pipeline = (read_integer(sizes.get(f"--{name}-parallel-size")) or 1 for name in ("tensor", "pipeline"))
+    if not 1 < tensor <= COUNT_LIMIT or pinned.count * nodes != tensor * pipeline:
         return shape
-    return Shape(ParallelShape(tensor, expert="--enable-expert-parallel" in sizes), tensor)
+    return Shape(ParallelShape(tensor, pipeline, expert="--enable-expert-parallel" in sizes), pinned.count, nodes=nodes)
 
 
 def pinned_length(pinned: Plan | None) -> int | None:

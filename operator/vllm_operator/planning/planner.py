@@ -29,7 +29,7 @@ from vllm_operator.planning.engine.adapters import check_adapters, plan_adapters
 from vllm_operator.planning.engine.backends import BackendDecision, choose_backends
 from vllm_operator.planning.engine.rule_input import describe_rule_input
 from vllm_operator.planning.outcome import FreeGPUs, Outcome, not_accepted, summarize
-from vllm_operator.planning.placement import explanations, targets
+from vllm_operator.planning.placement import explanations, groups, targets
 from vllm_operator.planning.placement.fitting import (
     MIB_PER_GIB,
     ROOM_FOR_WEIGHTS,
@@ -160,7 +160,8 @@ class _FreshPlan:
             return self.outcome()
         chosen, target, *_ = choice
         request, gpu = self._request(chosen.premises), pinning.gpu_in_use(pinned)
-        free = targets.free_for(gpu, pinned.count, request, inventory)
+        size = Shape(chosen.premises.shape.parallel, pinned.count, nodes=pinned.nodes or 1)
+        free = targets.free_for(gpu, size, request, inventory)
         if free is None:
             return self.outcome()
         rank = targets.rank_by_free(free, self.resource.spec.replicas, inventory)
@@ -199,6 +200,10 @@ class _FreshPlan:
             return Outcome(VALID_SPEC, chosen, None)
         premises = chosen.premises
         target, decision = self._best(premises, chosen.candidates)
+        stored = plan_weights(self.resource, premises.weight_bytes)
+        problem = groups.refuse_group(self.resource, target, premises.version, premises.overrides, stored)
+        if problem is not None and not self._allows_unsupported:
+            return not_accepted(Verdict(FALSE, Reason.UNSUPPORTED, problem))
         if decision.refusal is not None:
             return not_accepted(Verdict(FALSE, Reason.UNSUPPORTED, decision.refusal))
         about_names, refusal = overrides.check_names(premises.overrides, premises.version, self.catalog)
@@ -254,6 +259,7 @@ class _FreshPlan:
                 return best
             sized = best[0].shape != premises.shape
             return _Chosen(replace(premises, shape=best[0].shape), best, found, rejections, length, sized)
+        found = self._over_nodes(premises, request, found) or found
         best = ranking.choose(found, request.preferred, count)
         if all(each.result.headroom is Headroom.NONE for each in found) and sizing.certain and not self._allows_unsupported:
             others = targets.find_others(request, self.inventory, self.catalog)
@@ -267,15 +273,36 @@ class _FreshPlan:
         sized = self._is_free and best[0].shape != premises.shape
         return _Chosen(replace(premises, shape=best[0].shape), best, found, rejections, length, sized)
 
+    def _over_nodes(self, premises: _Premises, request: Request, found: Sequence[Candidate]) -> list[Candidate]:
+        """Return the GPUs of several nodes on which a model fits that surely fits on no single one; none if that is not allowed.
+
+        Only GPUs with NVLink: a step on many GPUs without it takes long. The spec may ask for others.
+        """
+        is_too_large = premises.sizing.certain and all(each.result.headroom is Headroom.NONE for each in found)
+        if not is_too_large or not self._is_free or self._nodes is not None or self._allows_unsupported:
+            return []
+        shapes = premises.sizing.shapes_over_nodes(self.inventory)
+        others = targets.find_candidates(request, shapes, self.inventory, self.catalog)[0] if shapes else []
+        fitting = (each for each in others if each.result.headroom <= Headroom.SHORT)
+        products = {name: self.catalog.gpus.product(name) for name in {each.pool.product for each in others}}
+        return [each for each in fitting if (product := products[each.pool.product]) is not None and product.links == "NVLink"]
+
+    @property
+    def _nodes(self) -> int | None:
+        """The number of nodes in the spec; None if there is none."""
+        return self.resource.spec.parallelism.nodes if self.resource.spec.parallelism is not None else None
+
     @property
     def _is_free(self) -> bool:
         """Whether the operator chooses the number of GPUs."""
-        accelerator = self.resource.spec.accelerator or AcceleratorSpec()
-        fixed = self.resource.spec.parallelism is not None or accelerator.count is not None
+        spec, accelerator = self.resource.spec, self.resource.spec.accelerator or AcceleratorSpec()
+        fixed = (spec.parallelism is not None and spec.parallelism.sets_sizes) or accelerator.count is not None
         return not (fixed or accelerator.sliced or accelerator.uuids)
 
     def _shapes(self, premises: _Premises) -> list[Shape]:
         """Return the sizes to choose from, in ascending order. For an unknown model of known weight, they are any that models can have."""
+        if self._is_free and (self._nodes or 1) > 1:
+            return premises.sizing.shapes_over_nodes(self.inventory, self._nodes) or [premises.shape]
         known = premises.sizing.is_read and premises.weight_bytes is not None
         return (premises.sizing.shapes(self.inventory, any_model=known) if self._is_free else []) or [premises.shape]
 
@@ -375,16 +402,19 @@ class _FreshPlan:
         ranking, name = self._ranking(premises), explanations.short_name(resource)
         weight_bytes = premises.weight_bytes
         weights = plan_weights(resource, weight_bytes)
-        deadline = serving.plan_deadline(resource.spec, weight_bytes, self.pinned if self.in_force else None)
+        nodes = target.shape.nodes if target.shape.nodes > 1 else None
+        deadline = serving.plan_deadline(resource.spec, weight_bytes, self.pinned if self.in_force else None, nodes=nodes)
         compatibility = image.compatibility_variables(target.fit, self.catalog.images)
         of_caches = self.catalog.caches.variables_of(version.version, version.distribution)
         of_start = [*serving.plan_patience(deadline, version.table), serving.plan_stacks()]
+        of_start += groups.group_variables(resource.spec) if nodes else []
         env = overrides.keep_first([*decision.env, *compatibility, *of_caches, *of_start])
         own = serving.engine_arguments(resource.spec, version, premises.shape.parallel, chosen=chosen.sized, length=length)
         drain = serving.plan_drain(resource.spec, premises.overrides, version)
         adapters = plan_adapters(resource.spec, self.files.adapters, version.table, self.pinned if self.in_force else None)
         shared = time_slicing_arguments(target.pool, self.catalog.memory, version.version)
-        args = overrides.keep_first([*own, *shared, *adapters.arguments, *drain.arguments, *decision.args])
+        between = groups.group_arguments(deadline, version) if nodes else []
+        args = overrides.keep_first([*own, *between, *shared, *adapters.arguments, *drain.arguments, *decision.args])
         env, args, overridden = overrides.drop_overridden(env, args, premises.overrides)
         per_pod = per_pod_notes((resource.spec.engine and resource.spec.engine.env) or (), self.catalog.caches)
         about_choice, listed = [], list[GPUCandidate]()
@@ -402,6 +432,7 @@ class _FreshPlan:
             *serving.access_notes(resource.spec, premises.overrides, version.version),
             *notes_of(Severity.RISK, per_pod),
             *explanations.notes_about_size(target, premises.sizing, name, sized=chosen.sized),
+            *groups.notes_about_nodes(resource.spec, target),
             *about_choice,
             *premises.shape.notes,
             *version.notes,
@@ -427,6 +458,7 @@ class _FreshPlan:
             memory_mebibytes=target.pool.memory_mebibytes,
             resource=target.pool.resource,
             count=target.shape.count,
+            nodes=nodes,
             uuids=list(self.translation.uuids) or None,
             node_requirements=targets.node_requirements(target.pool, self.inventory, target.fit),
             cache_key="",

@@ -14,6 +14,7 @@ from vllm_operator.api.plan import Plan, PlannedArgument, PlannedVariable
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import EngineArgument, EnvironmentVariable
 from vllm_operator.catalog.paths import HANGS_ROOT, STACKS_ROOT, TOKEN_FILE, TOKEN_ROOT
+from vllm_operator.catalog.versions import normalize_flag
 from vllm_operator.planning.engine.overrides import passed_arguments, subject_of, subjects_of
 from vllm_operator.planning.engine.serving import API_KEY_VARIABLE, ENDPOINT_SECONDS
 from vllm_operator.pods.tools import CHECK_PERIOD_SECONDS, CHECK_PROGRAM, tool_command
@@ -59,12 +60,16 @@ def render_container(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
         "image": plan.image,
         "command": ["vllm", "serve", plan.model],
         **({"args": arguments} if arguments else {}),
-        "env": render_environment([*plan.env, *LOG_ENVIRONMENT, *_credentials(resource)], (engine and engine.env) or ()),
+        "env": render_environment([*plan.env, *LOG_ENVIRONMENT, *_address(plan), *_credentials(resource)], (engine and engine.env) or ()),
         "ports": [{"name": PORT_NAME, "containerPort": PORT, "protocol": "TCP"}],
         "resources": _resources(resource, plan),
         **render_probes(plan, arguments),
         **({"lifecycle": {"preStop": hook}} if plan.drain_seconds else {}),
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            # to lock the memory that RDMA devices access
+            "capabilities": {"drop": ["ALL"], **({"add": ["IPC_LOCK"]} if _rdma(resource, plan) else {})},
+        },
         # On an error the kubelet puts the last lines of the log into the termination message.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": render_mounts(resource, plan),
@@ -76,6 +81,26 @@ def render_arguments(planned: Iterable[PlannedArgument], given: Sequence[EngineA
     subjects = {subject_of(argument.name) for argument in given}
     kept: list[Argument] = [argument for argument in planned if subjects.isdisjoint(subjects_of(argument.name))]
     return [word for argument in (*kept, *given) for word in _words(argument)]
+
+
+FRONT_END_FLAGS = frozenset(
+    f"--{name}"
+    for name in (
+        *("api-server-count", "asc", "host", "port", "uds", "api-key", "root-path", "shutdown-timeout"),
+        *("ssl-certfile", "ssl-keyfile", "ssl-ca-certs", "ssl-cert-reqs", "ssl-ciphers", "enable-ssl-refresh", "uvicorn-log-level"),
+        *("allowed-origins", "allowed-methods", "allowed-headers", "allow-credentials", "middleware", "enable-server-load-tracking"),
+    )
+)
+"""Flags of the HTTP server, which followers do not run. vLLM refuses --api-server-count with --headless (vllm/entrypoints/cli/serve.py)."""
+
+
+def render_follower(container: Mapping[str, Any], resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
+    """Render the engine container of a follower from that of its leader: without a server, and so without what needs one."""
+    of_leader = ("ports", "startupProbe", "readinessProbe", "livenessProbe", "lifecycle")
+    kept = {name: value for name, value in container.items() if name not in of_leader}
+    planned = [argument for argument in plan.args if normalize_flag(argument.name) not in FRONT_END_FLAGS]
+    given = [each for each in passed_arguments(resource.spec.engine) if normalize_flag(each.name) not in FRONT_END_FLAGS]
+    return {**kept, "args": [*render_arguments(planned, given), "--headless"]}
 
 
 def render_environment(planned: Iterable[Variable], given: Sequence[Variable]) -> list[dict[str, Any]]:
@@ -94,7 +119,21 @@ def _resources(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
         resources["claims"] = [{"name": CLAIM_REQUEST}]
     elif plan.count:
         resources["limits"] = {plan.resource: str(plan.count)}
+    if rdma := _rdma(resource, plan):
+        resources["limits"] = {**resources.get("limits", {}), **rdma}
     return resources
+
+
+def _rdma(resource: VLLMDeployment, plan: Plan) -> dict[str, str]:
+    """Return the RDMA devices of a Pod, as a resource with its quantity; empty if it needs none."""
+    network = resource.spec.network
+    return {network.rdma_resource: str(network.rdma_count or 1)} if plan.nodes and network and network.rdma_resource else {}
+
+
+def _address(plan: Plan) -> Iterator[EnvironmentVariable]:
+    """Return the variable with the address that an engine tells the other nodes; by default, it guesses one."""
+    if plan.nodes:
+        yield EnvironmentVariable(name="VLLM_HOST_IP", value_from={"fieldRef": {"fieldPath": "status.podIP"}})
 
 
 def _credentials(resource: VLLMDeployment) -> Iterator[EnvironmentVariable]:

@@ -12,8 +12,9 @@ from math import ceil
 from typing import Any
 
 from vllm_operator.api import labels
+from vllm_operator.api.labels import COMPONENT_LABEL
 from vllm_operator.api.operation import EndpointPicker, GatewaySpec, KedaSpec, ScalingMetric
-from vllm_operator.api.resource import VLLMDeployment, metadata_of, selector_of
+from vllm_operator.api.resource import Role, VLLMDeployment, metadata_of, selector_of
 from vllm_operator.caches.claims import storage_of
 from vllm_operator.catalog.versions import load_engine_facts
 from vllm_operator.rendering.container import PORT
@@ -33,12 +34,12 @@ MIN_WINDOW_SECONDS = 300
 """Minimum time to wait before scaling down, the default of HorizontalPodAutoscalers."""
 
 
-def render_exposure(resource: VLLMDeployment) -> list[dict[str, Any]]:
-    """Render the NetworkPolicy, InferencePool and HTTPRoute that the spec requests."""
+def render_exposure(resource: VLLMDeployment, *, has_groups: bool = False) -> list[dict[str, Any]]:
+    """Render the NetworkPolicy, InferencePool and HTTPRoute that the spec requests. `has_groups`: replicas have several Pods."""
     policy, gateway = resource.spec.network_policy, resource.spec.gateway
     pool = gateway.inference_pool if gateway is not None else None
     return [
-        *([_network_policy(resource, policy.ingress_from)] if policy is not None else []),
+        *([_network_policy(resource, policy.ingress_from, has_groups=has_groups)] if policy is not None else []),
         *([_inference_pool(resource, pool.endpoint_picker)] if pool is not None else []),
         *([_route(resource, gateway)] if gateway is not None else []),
     ]
@@ -48,10 +49,15 @@ def _object(resource: VLLMDeployment, api_version: str, kind: str, spec: dict[st
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata_of(resource, resource.metadata.name), "spec": spec}
 
 
-def _network_policy(resource: VLLMDeployment, peers: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
-    """Render the NetworkPolicy. It closes all other ports: ports between the processes of an engine are random, and stay inside the Pod."""
+def _network_policy(resource: VLLMDeployment, peers: Sequence[Mapping[str, Any]] | None, *, has_groups: bool) -> dict[str, Any]:
+    """Render the NetworkPolicy. It closes all other ports: ports between the processes of an engine are random, and stay inside the Pod.
+
+    Between the Pods of a group, all ports are open. A policy cannot name one group, so they are open between groups too.
+    """
     allowed: dict[str, Any] = {"ports": [{"port": PORT, "protocol": "TCP"}], **({"from": peers} if peers else {})}
-    spec = {"podSelector": {"matchLabels": selector_of(resource)}, "policyTypes": ["Ingress"], "ingress": [allowed]}
+    selector = _selector(resource, has_groups=has_groups)
+    between = [{"from": [{"podSelector": selector}]}] if has_groups else []
+    spec = {"podSelector": selector, "policyTypes": ["Ingress"], "ingress": [allowed, *between]}
     return _object(resource, "networking.k8s.io/v1", "NetworkPolicy", spec)
 
 
@@ -77,16 +83,26 @@ def _route(resource: VLLMDeployment, gateway: GatewaySpec) -> dict[str, Any]:
     return _object(resource, "gateway.networking.k8s.io/v1", "HTTPRoute", spec)
 
 
-def render_disruption_budget(resource: VLLMDeployment) -> dict[str, Any] | None:
+def _selector(resource: VLLMDeployment, *, has_groups: bool) -> dict[str, Any]:
+    """Return the selector of the replicas, with their followers."""
+    labels = selector_of(resource)
+    if not has_groups:
+        return {"matchLabels": labels}
+    roles = {"key": COMPONENT_LABEL, "operator": "In", "values": [Role.ENGINE.value, Role.FOLLOWER.value]}
+    return {"matchLabels": {name: labels[name] for name in labels if name != COMPONENT_LABEL}, "matchExpressions": [roles]}
+
+
+def render_disruption_budget(resource: VLLMDeployment, *, has_groups: bool = False) -> dict[str, Any] | None:
     """Render the PodDisruptionBudget; None for a single replica, which it cannot protect.
 
-    At most one replica is evicted at a time. Pods that are not ready can always be evicted: otherwise crashed engines would block node
-    drains.
+    At most one Pod is evicted at a time, and with it one replica: while the Pods of its group are created again, no other group loses one.
+    Pods that are not ready can always be evicted: otherwise crashed engines would block node drains.
     """
     autoscaling = resource.spec.autoscaling
     if max(resource.spec.replicas, autoscaling.max_replicas if autoscaling is not None else 0) < 2:
         return None
-    spec = {"maxUnavailable": 1, "selector": {"matchLabels": selector_of(resource)}, "unhealthyPodEvictionPolicy": "AlwaysAllow"}
+    selector = _selector(resource, has_groups=has_groups)
+    spec = {"maxUnavailable": 1, "selector": selector, "unhealthyPodEvictionPolicy": "AlwaysAllow"}
     return _object(resource, "policy/v1", "PodDisruptionBudget", spec)
 
 

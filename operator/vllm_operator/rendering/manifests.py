@@ -7,17 +7,18 @@ field that the API server fills in, so applying it twice changes nothing and kee
 from collections.abc import Mapping
 from typing import Any
 
+from vllm_operator.api.labels import LWS_GROUP
 from vllm_operator.api.operation import RolloutSpec, ServiceSpec
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.reading import access_modes, is_one_node
 from vllm_operator.api.resource import VLLMDeployment, metadata_of, selector_of
 from vllm_operator.api.spec import VLLMDeploymentSpec
-from vllm_operator.api.workload import template_spec
+from vllm_operator.api.workload import GROUP_SET, template_spec
 from vllm_operator.caches.address import claims_of
 from vllm_operator.caches.priming import HOST_LABEL
 from vllm_operator.planning.engine.overrides import with_uuids
 from vllm_operator.rendering.container import PORT, PORT_NAME
-from vllm_operator.rendering.pod import render_pod_template
+from vllm_operator.rendering.pod import render_follower_template, render_pod_template
 from vllm_operator.rendering.resource_claim import render_resource_claim_template
 from vllm_operator.rendering.volumes import render_claims
 
@@ -29,12 +30,12 @@ REVISIONS = 3
 def render(resource: VLLMDeployment, plan: Plan, live: Mapping[str, Mapping[str, Any]] | None = None) -> list[dict[str, Any]]:
     """Render all children of a VLLMDeployment. `live` are existing PVCs. Raises SpecError if `spec.podTemplate` cannot be merged."""
     resource = with_uuids(resource, plan.uuids or ())
-    deployment = render_deployment(resource, plan)
+    deployment = render_group_set(resource, plan) if plan.nodes else render_deployment(resource, plan)
     # If spec.podTemplate mounts another volume for the caches or weights, the Pods do not use the operator's PVC.
     mounted = claims_of(template_spec(deployment))
     claims = [claim for claim in render_claims(resource, plan) if claim["metadata"]["name"] in mounted]
     volumes = {claim["metadata"]["name"]: claim for claim in claims} | dict(live or {})
-    if any(is_one_node(access_modes(claim)) for name, claim in volumes.items() if name in mounted):
+    if not plan.nodes and any(is_one_node(access_modes(claim)) for name, claim in volumes.items() if name in mounted):
         _prefer_node_of_replicas(deployment["spec"]["template"]["spec"], selector_of(resource))
     template = render_resource_claim_template(resource, plan)
     return [*claims, render_service(resource), *([template] if template is not None else []), deployment]
@@ -76,6 +77,38 @@ def render_deployment(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
             "template": render_pod_template(resource, plan),
         },
     }
+
+
+def render_group_set(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
+    """Render the LeaderWorkerSet of replicas on several nodes. Raises SpecError."""
+    template = render_pod_template(resource, plan)
+    metadata = metadata_of(resource, resource.metadata.name)
+    return {
+        "apiVersion": "leaderworkerset.x-k8s.io/v1",
+        "kind": GROUP_SET,
+        # A group with a Pod that still waits for a node or an image is not created again when another Pod restarts.
+        "metadata": {**metadata, "annotations": {f"{LWS_GROUP}/experimental-recreate-group-after-start": ""}},
+        "spec": {
+            "replicas": resource.spec.replicas,
+            # The leader is Ready only after its followers have loaded.
+            "startupPolicy": "LeaderCreated",
+            "rolloutStrategy": {"type": "RollingUpdate", "rollingUpdateConfiguration": _group_strategy(resource.spec)},
+            # A common subdomain would be a Service with the name of the LeaderWorkerSet, which is the Service of the replicas.
+            "networkConfig": {"subdomainPolicy": "UniquePerReplica"},
+            "leaderWorkerTemplate": {
+                "size": plan.nodes,
+                "restartPolicy": "RecreateGroupOnPodRestart",
+                "leaderTemplate": template,
+                "workerTemplate": render_follower_template(template, resource, plan),
+            },
+        },
+    }
+
+
+def _group_strategy(spec: VLLMDeploymentSpec) -> dict[str, Any]:
+    """Return how many groups a rollout adds and stops at a time. By default it adds none, which would need spare nodes."""
+    strategy = _strategy(spec)
+    return {"partition": 0, **(strategy.get("rollingUpdate") or {"maxSurge": 0, "maxUnavailable": "100%"})}
 
 
 def _prefer_node_of_replicas(pod: dict[str, Any], selector: Mapping[str, str]) -> None:

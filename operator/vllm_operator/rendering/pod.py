@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm_operator.api import reading
-from vllm_operator.api.labels import CONTAINER
+from vllm_operator.api.labels import COMPONENT_LABEL, CONTAINER
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import Role, VLLMDeployment, labels_of
 from vllm_operator.api.spec import AdapterSpec
@@ -31,7 +31,7 @@ from vllm_operator.planning.engine.adapters import adapter_path
 from vllm_operator.planning.engine.serving import grace_seconds
 from vllm_operator.planning.placement.targets import DEFAULT_TOLERATIONS
 from vllm_operator.pods.tools import CHECK_PROGRAM, TOOLS_MOUNT, tool_command, with_tools
-from vllm_operator.rendering.container import CLAIM_REQUEST, render_container
+from vllm_operator.rendering.container import CLAIM_REQUEST, render_container, render_follower
 from vllm_operator.rendering.pod_template import merge_pod_template
 from vllm_operator.rendering.resource_claim import render_resource_claim_template
 from vllm_operator.rendering.volumes import render_volumes
@@ -63,6 +63,15 @@ def render_pod_template(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
     fetch_caches(pod, resource, plan)
     fetch_adapters(pod, resource)
     return {**merged, "spec": pod.spec}
+
+
+def render_follower_template(leader: Mapping[str, Any], resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
+    """Render the Pod template of the followers from that of the leader."""
+    template: dict[str, Any] = copy.deepcopy(dict(leader))
+    template["metadata"]["labels"][COMPONENT_LABEL] = Role.FOLLOWER.value
+    spec = template["spec"]
+    spec["containers"] = [render_follower(each, resource, plan) if each["name"] == CONTAINER else each for each in spec["containers"]]
+    return template
 
 
 def _pod_spec(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:

@@ -12,7 +12,9 @@ from vllm_operator.catalog.versions import Release
 from vllm_operator.sizing.formats import WeightFormat
 from vllm_operator.sizing.model_shape import ModelShape
 
-COUNT_LIMIT = 64  # Maximum number of GPUs of one replica. No machine has more.
+COUNT_LIMIT = 64  # Maximum number of GPUs of one Pod. No machine has more.
+MOST_NODES = 8
+"""Maximum number of nodes of a replica that the operator chooses by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +34,12 @@ class ParallelShape:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The parallel sizes and the number of GPUs (or MIG slices) of one replica."""
+    """The parallel sizes of one replica, the number of GPUs (or MIG slices) of each of its Pods, and the number of its Pods."""
 
     parallel: ParallelShape
     count: int
     notes: tuple[Note, ...] = ()
+    nodes: int = 1
 
     @property
     def shards(self) -> int:
@@ -49,7 +52,8 @@ def resolve_shape(spec: VLLMDeploymentSpec) -> Shape | Verdict:
     """Return the parallel sizes and the number of GPUs, or a verdict if they contradict each other. Without sizes, all GPUs are used."""
     given = spec.parallelism or ParallelismSpec()
     accelerator = spec.accelerator or AcceleratorSpec()
-    tensor, pipeline, data = given.tensor or 1, given.pipeline or 1, given.data or 1
+    nodes = given.nodes or 1
+    tensor, pipeline, data = given.tensor or 1, given.pipeline or nodes, given.data or 1
     notes: list[Note] = []
     spare = (accelerator.count or 0) // (pipeline * data)
     if given.tensor is None and spare > 1 and not accelerator.sliced and spare * pipeline * data == accelerator.count:
@@ -67,11 +71,24 @@ def resolve_shape(spec: VLLMDeploymentSpec) -> Shape | Verdict:
             f"spec.accelerator.count is {accelerator.count}, but spec.parallelism needs {needed} GPUs "
             f"(tensor {tensor} x pipeline {pipeline} x data {data}). Remove count, or lower the parallelism."
         )
+    if nodes > 1 and data > 1:
+        return _contradiction(
+            "Data parallelism over several nodes is not supported. Set spec.parallelism.data to 1, and spread the model with tensor and "
+            "pipeline; for more throughput, raise spec.replicas. For one node, remove spec.parallelism.nodes."
+        )
     count = accelerator.count or needed
+    # vllm/config/parallel.py (0.33.0): the number of ranks must be a multiple of --nnodes
+    if needed % nodes or count % nodes:
+        return _contradiction(
+            f"{count if count % nodes else needed} GPUs cannot be divided by {nodes} nodes. Set spec.parallelism.tensor to the GPUs of one "
+            f"node and spec.parallelism.pipeline to {nodes}."
+        )
+    count, needed = count // nodes, needed // nodes
     if count > COUNT_LIMIT:
         return _contradiction(
-            f"One replica would need {count} GPUs (tensor {tensor} x pipeline {pipeline} x data {data}). It runs in one Pod on one node, "
-            f"with at most {COUNT_LIMIT} GPUs. Lower spec.parallelism. For more throughput, raise spec.replicas."
+            f"Each Pod would need {count} GPUs (tensor {tensor} x pipeline {pipeline} x data {data}, nodes {nodes}). It runs on one node, "
+            f"with at most {COUNT_LIMIT} GPUs. Lower spec.parallelism, or raise spec.parallelism.nodes. For more throughput, raise "
+            "spec.replicas."
         )
     if count > needed:
         devices, more = ("GPUs", "parallelism") if not accelerator.sliced else ("MIG slices", "replicas")
@@ -81,7 +98,7 @@ def resolve_shape(spec: VLLMDeploymentSpec) -> Shape | Verdict:
         )
         notes.append(Note(Severity.NO_EFFECT, text))
     parallel = ParallelShape(tensor=tensor, pipeline=pipeline, data=data, expert=given.expert == "Enabled")
-    return Shape(parallel, count, tuple(notes))
+    return Shape(parallel, count, tuple(notes), nodes)
 
 
 def _contradiction(message: str) -> Verdict:
@@ -163,3 +180,12 @@ def smallest_sizes(shape: ModelShape, form: WeightFormat, most: int, context: in
         sizes = (ParallelShape(tensor), ParallelShape(tensor, expert=True))
         found += [each for each in sizes[: 2 if shape.experts and tensor > 1 else 1] if allowed(shape, form, each, context) is None][:1]
     return found
+
+
+def sizes_over_nodes(shape: ModelShape, form: WeightFormat, per_node: int, nodes: int) -> ParallelShape | None:
+    """Return the size with all GPUs of several nodes: tensor parallelism within, pipeline parallelism between them. None if refused.
+
+    Between the stages of a pipeline, little is sent. Tensor parallelism exchanges the results of each layer.
+    """
+    sizes = (ParallelShape(per_node, nodes), *([ParallelShape(per_node, nodes, expert=True)] if shape.experts else []))
+    return next((each for each in sizes if allowed(shape, form, each) is None), None)

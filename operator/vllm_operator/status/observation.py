@@ -228,6 +228,7 @@ class Observation:
     room: Room | None = None  # GPUs for its Pods, if it avoids bad nodes; None if unknown, or if an autoscaler would add nodes
     activity: CacheActivity = NO_ACTIVITY
     not_kept: tuple[str, ...] = ()  # applied fields of the Pod template that the API server or a webhook dropped or changed
+    lacks_kind: bool = False  # whether LeaderWorkerSet is not installed, which the plan needs
     apply_error: str | None = None  # why the API server refused a child at the last attempt
     exposure: Exposure = NO_EXPOSURE
     scaling: tuple[ObjectProblem, ...] = ()  # why the PodDisruptionBudget or the autoscaler has no effect

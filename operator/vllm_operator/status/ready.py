@@ -80,7 +80,8 @@ def _ready(observed: Observation, crashes: Crashes, judged: Mapping[str, Verdict
         text, kept = wording.clean(refusal.message, VERDICT_LIMIT), say("ready.previous") if observed.serving else ""
         return Verdict(FALSE, refusal.reason, f"{text} {kept}".strip())
     if observed.apply_error:
-        return Verdict(FALSE, Reason.APPLY_FAILED, say("ready.apply_failed", error=observed.apply_error))
+        reason = Reason.KIND_NOT_INSTALLED if observed.lacks_kind else Reason.APPLY_FAILED
+        return Verdict(FALSE, reason, say("ready.apply_failed", error=observed.apply_error))
     if progress.reason == Reason.STARTED and observed.resource.is_rolled_back_by_operator:
         return Verdict(FALSE, Reason.ROLLED_BACK, say("ready.rolled_back", rollback=observed.previous.rollback))
     if progress.reason == Reason.STARTED:

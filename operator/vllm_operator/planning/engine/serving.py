@@ -36,6 +36,7 @@ from vllm_operator.text.wording import listed
 PORT = 8000
 """Port of the engine. Its probes and the Service use it."""
 CHOSEN = "The smallest number of GPUs on which the model fits."
+OVER_NODES, FROM_PIPELINE = "The model fits on no single node.", "From spec.parallelism."
 SHORTENED, WANTED = "The longest context that fits on the GPU.", "From spec.sizing.contextLength."
 API_KEY_VARIABLE, API_KEY_FLAG = "VLLM_API_KEY", "--api-key"
 
@@ -83,7 +84,7 @@ def engine_arguments(
         (name is not None and not aliases, "--served-model-name", name, "Model name for clients."),
         (revision is not None, "--revision", revision, "From spec.model.revision."),
         (parallel.tensor > 1, "--tensor-parallel-size", str(parallel.tensor), many),
-        (parallel.pipeline > 1, "--pipeline-parallel-size", str(parallel.pipeline), "From spec.parallelism.pipeline."),
+        (parallel.pipeline > 1, "--pipeline-parallel-size", str(parallel.pipeline), OVER_NODES if chosen else FROM_PIPELINE),
         (parallel.data > 1, "--data-parallel-size", str(parallel.data), "From spec.parallelism.data."),
         (length is not None, "--max-model-len", str(length), SHORTENED if shortened else WANTED),
         (parallel.expert, "--enable-expert-parallel", None, CHOSEN if chosen else "From spec.parallelism.expert."),
@@ -126,11 +127,12 @@ def plan_requests(gpus: int, offload_gib: float, template: Mapping[str, Any] | N
     )
 
 
-def plan_deadline(spec: VLLMDeploymentSpec, weight_bytes: int | None, in_force: Plan | None) -> int:
+def plan_deadline(spec: VLLMDeploymentSpec, weight_bytes: int | None, in_force: Plan | None, *, nodes: int | None = None) -> int:
     """Return the deadline of a start to plan, in seconds. The current plan keeps its deadline.
 
     Without `startup.deadlineSeconds`, it includes the time to read the weights, and for a model on the hub to download them. A warm start
-    has the same deadline, because whether it is warm is known only afterwards.
+    has the same deadline, because whether it is warm is known only afterwards. With several `nodes`, it is longer: the leader waits until
+    the last follower has an image.
     """
     if in_force is not None:
         return in_force.deadline_seconds
@@ -138,7 +140,7 @@ def plan_deadline(spec: VLLMDeploymentSpec, weight_bytes: int | None, in_force: 
         return spec.startup.deadline_seconds
     passes, speed = 2 if spec.model.uri.startswith("hf://") else 1, SLOW_DOWNLOAD_MEBIBYTES_PER_SECOND * MEBIBYTE
     weights = UNKNOWN_WEIGHTS_SECONDS if weight_bytes is None else math.ceil(passes * weight_bytes / speed)
-    return min(BASE_DEADLINE_SECONDS + weights, MAX_DEADLINE_SECONDS)
+    return min((BASE_DEADLINE_SECONDS + weights) * (3 if nodes else 2) // 2, MAX_DEADLINE_SECONDS)
 
 
 def plan_patience(deadline: int, table: VersionTable | None) -> list[PlannedVariable]:

@@ -40,7 +40,7 @@ def notes_about_size(chosen: Candidate, sizing: Sizing, name: str, *, sized: boo
     result, title, count, parallel = chosen.result, chosen.title, chosen.shape.count, chosen.shape.parallel
     model, options, made = sizing.model, sizing.options, chosen.result.made
     notes = []
-    if sized and count > 1 and made.weights is not None and result.headroom is not Headroom.FEW:
+    if sized and count > 1 and chosen.shape.nodes == 1 and made.weights is not None and result.headroom is not Headroom.FEW:
         requests = ""
         if result.held is not None:
             requests = say("size.requests", concurrency=sizing.concurrency, length=sizing.request_length)
@@ -126,6 +126,7 @@ def devices(candidate: Candidate) -> str:
     count, title, pool = candidate.shape.count, candidate.title, candidate.pool
     shared = f" shared by {pool.time_slices} Pods" if pool.time_slices is not None else ""
     what = f"{count} {title}" if pool.mig_profile is None else f"{counted(count, 'MIG slice')} {pool.mig_profile} of {title}"
+    what = f"{candidate.shape.nodes} nodes with {what} each" if candidate.shape.nodes > 1 else what
     return f"{what}{shared}"
 
 
@@ -189,7 +190,8 @@ def _parallelism(spec: VLLMDeploymentSpec, candidate: Candidate) -> dict[str, An
     parallel, given = candidate.shape.parallel, spec.parallelism
     if given is None and (spec.accelerator or AcceleratorSpec()).count != candidate.shape.count:
         return {}  # the operator chooses the size
-    wanted = {"tensor": parallel.tensor, "pipeline": None, "data": None, "expert": "Enabled" if parallel.expert else None}
+    expert = "Enabled" if parallel.expert else None
+    wanted = {"tensor": parallel.tensor, "pipeline": None, "data": None, "expert": expert, "nodes": None}
     now: Mapping[str, Any] = given.to_json() if given is not None else {}
     return {name: value for name, value in wanted.items() if now.get(name) != value}
 

@@ -24,7 +24,7 @@ from vllm_operator.sizing.engine import Options, read_flags, read_limits, read_r
 from vllm_operator.sizing.estimate import Estimate, Prediction
 from vllm_operator.sizing.formats import name_format
 from vllm_operator.sizing.model_facts import FROM_SPEC, FROM_WEIGHTS, ModelFiles, ResolvedFacts, model_name
-from vllm_operator.sizing.parallelism import TENSOR_SIZES, ParallelShape, Shape, smallest_sizes
+from vllm_operator.sizing.parallelism import MOST_NODES, TENSOR_SIZES, ParallelShape, Shape, sizes_over_nodes, smallest_sizes
 from vllm_operator.sizing.resolve import SizedModel, device_of, predict_model, refuse_start, resolve_model
 
 UTILIZATION_FLAG = "--gpu-memory-utilization"
@@ -173,6 +173,17 @@ class Sizing:
         if self.model is None:
             return [Shape(ParallelShape(tensor), tensor) for tensor in TENSOR_SIZES if tensor <= most]
         return [Shape(parallel, parallel.tensor) for parallel in smallest_sizes(self.model.shape, self.model.form, most, context)]
+
+    def shapes_over_nodes(self, inventory: Inventory, nodes: int | None = None) -> list[Shape]:
+        """Return the sizes with all GPUs of several nodes of a pool, in ascending order; with `nodes`, only of this number of nodes."""
+        if self.model is None:
+            return []
+        counts = {pool.count for pool in inventory.pools if pool.mig_profile is None and pool.count in TENSOR_SIZES}
+        numbers = range(2, MOST_NODES + 1) if nodes is None else [nodes]
+        pairs = [(count, number) for count in counts for number in numbers]
+        sizes = [(pair, sizes_over_nodes(self.model.shape, self.model.form, *pair)) for pair in pairs]
+        found = [Shape(parallel, count, nodes=number) for (count, number), parallel in sizes if parallel is not None]
+        return sorted(found, key=lambda each: (each.count * each.nodes, each.nodes))
 
     def smaller_format(self, pool: Pool, parallel: ParallelShape) -> str | None:
         """Return a format of the weights, with its article, in which the model would fit on these GPUs; None if there is none."""

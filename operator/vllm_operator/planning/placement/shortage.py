@@ -36,6 +36,8 @@ def explain(request: Request, inventory: Inventory, rejections: Sequence[Rejecti
     if nearest.fit is not None:
         return f"No node can run the image: {nearest.fit.problem}. {nearest.fit.remedy} The cluster has {there}."
     asked = _asked(request, gpus, whole=nearest.obstacle is Obstacle.SLICED)
+    if nearest.obstacle is Obstacle.NODES:
+        return say("remedy.nodes", asked=asked, there=there)
     too_small = suffices(nearest) is False
     remedy = say("remedy.no-slice-is-enough") if too_small else _remedy(nearest, wanted, count, rejections, gpus)
     unread = f" {inventory.notes[0]}." if inventory.notes else ""
@@ -159,7 +161,8 @@ def _remedy(nearest: Rejection, wanted: AcceleratorSpec, count: int, rejections:
         case Obstacle.COUNT:
             devices = "MIG slices" if wanted.sliced else "GPUs"
             if not wanted.sliced and count > _MOST_IN_A_NODE:
-                return say("remedy.count-of-a-node", available=pool.count, devices=devices)
+                nodes = -(-count // max(pool.count, 1))
+                return say("remedy.count-of-a-node", available=pool.count, devices=devices, nodes=nodes)
             return say("remedy.count", available=pool.count, count=count, devices=devices)
         case _:
             return say("remedy.problem")

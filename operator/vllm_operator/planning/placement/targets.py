@@ -48,6 +48,7 @@ class Obstacle(StrEnum):
     PROBLEM = "{problems}"
     SELECTOR = "its nodes do not have the labels in spec.podTemplate.spec.nodeSelector"
     IMAGE = "{fit.problem}"
+    NODES = "fewer nodes than a replica needs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,7 @@ def find_candidates(
     `shapes` are in ascending order; a GPU that can run a larger one can run the smallest. Larger sizes of a kind of GPU are omitted if a
     smaller one fits. `in_use` is the number of GPUs in use.
     """
-    accepted, rejections = _sort_out(replace(request, count=shapes[0].count), inventory, catalog)
+    accepted, rejections = _sort_out(replace(request, count=min(shape.count for shape in shapes)), inventory, catalog)
     ordered = sorted(accepted, key=lambda each: _order(each[0], each[1], request, catalog.gpus))
     found: list[Candidate] = []
     done: set[Pool] = set()
@@ -164,7 +165,10 @@ def find_candidates(
         alone = sliced or (pool.shared and shape.count != request.count)
         if pool.count < shape.count or pool in done or (alone and shape.count > 1):
             continue
-        replicas, title = _replicas(pool, shape.count, free, inventory), catalog.gpus.title(pool.product, pool.architecture)
+        if shape.nodes > 1 and pool.provider is None and len(pool.nodes) * (pool.count // shape.count) < shape.nodes:
+            rejections.append(Rejection(pool, Obstacle.NODES))
+            continue
+        replicas, title = _replicas(pool, shape, free, inventory), catalog.gpus.title(pool.product, pool.architecture)
         result = request.sizing.judge(pool, shape.parallel)
         held = request.weight_bytes and request.weight_bytes * shapes[0].shards // shape.shards
         rank = _rank(pool, replicas, replace(request, weight_bytes=held), inventory)
@@ -199,12 +203,12 @@ def _free_devices(request: Request, inventory: Inventory) -> Mapping[Alike, Mapp
     return found
 
 
-def _replicas(pool: Pool, count: int, free: Mapping[Alike, Mapping[str, int]], inventory: Inventory) -> int | None:
+def _replicas(pool: Pool, shape: Shape, free: Mapping[Alike, Mapping[str, int]], inventory: Inventory) -> int | None:
     if pool.provider is not None:
         return 0
     if (inventory.allocated if pool.claims else inventory.used) is None:
         return None
-    return sum(devices // count for devices in free.get(_alike(pool), {}).values())
+    return sum(devices // shape.count for devices in free.get(_alike(pool), {}).values()) // shape.nodes
 
 
 def _alike(pool: Pool) -> Alike:
@@ -302,11 +306,11 @@ def rank_by_free(free: int, replicas: int, inventory: Inventory) -> Rank:
     return Rank.PARTLY if free and not can_grow else Rank.WAITING
 
 
-def free_for(gpu: InUse, count: int, request: Request, inventory: Inventory) -> int | None:
-    """Return for how many replicas with `count` of these GPUs devices are free, whatever the spec allows; None if unknown."""
+def free_for(gpu: InUse, shape: Shape, request: Request, inventory: Inventory) -> int | None:
+    """Return for how many replicas of this size these GPUs are free, whatever the spec allows; None if unknown."""
     free = _free_devices(request, inventory)
     pools = (pool for pool in inventory.pools if in_use_of(pool) == gpu and pool.provider is None and not pool.problems)
-    found = [_replicas(pool, count, free, inventory) for pool in pools]
+    found = [_replicas(pool, shape, free, inventory) for pool in pools]
     return None if None in found else max((each or 0 for each in found), default=0)
 
 
