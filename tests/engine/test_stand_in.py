@@ -23,7 +23,9 @@ from vllm_operator.logs.state import StartupState
 
 KNOWLEDGE = load_startup()
 FATAL = {each.id for each in KNOWLEDGE.signatures if each.severity is Severity.FATAL}
-SAMPLES = sorted({sample.signature for sample in load_signature_samples()} & FATAL)
+# these report the end of another Pod of a group, so the error of an engine's own log comes first
+OF_OTHERS = {each.id for each in KNOWLEDGE.signatures if each.is_echo and each.follows_others}
+SAMPLES = sorted({sample.signature for sample in load_signature_samples()} & FATAL - OF_OTHERS)
 
 
 @pytest.fixture(scope="module")

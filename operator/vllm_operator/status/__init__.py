@@ -5,6 +5,7 @@ knowledge         messages, the catalog data about starts, crashes and terminate
 crashes           crashes, which of them is in force, and their record in `status.lastCrash`
 starts            starts whose logs show their caches: durations, estimates, lateness, saved time
 reaction          remedies, damaged caches, restarts of stalled starts, scale to zero
+bad_nodes         nodes on which Pods crash for a reason that lies in the node
 cache_damage      whether damaged caches cause a crash
 rollback          whether to give up a revision, and which one runs instead
 remedies          changes of flags and variables, `kubectl patch` commands, decisions in force
