@@ -94,7 +94,7 @@ async def page(served: Cluster, operator: OperatorProcess) -> list[str]:
     """What kubectl shows of the object, above its events, when nothing changes any more."""
     await operator.until_quiet()
     lines = (await Kubectl(served.kubeconfig, served.namespace).run("describe", "vllm", "llama")).splitlines()
-    return lines[: lines.index("Events:")]
+    return lines[: next(number for number, line in enumerate(lines) if line.startswith("Events:"))]
 
 
 async def test_kubectl_describe_fits_on_a_screen(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
