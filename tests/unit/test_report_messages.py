@@ -187,6 +187,8 @@ def test_a_long_message_loses_words_of_its_cause_and_not_its_remedy() -> None:
         "others": 0,
         "reference": "https://example.org/1",
         "place": "",
+        "alike": 0,
+        "node": "",
         "done": "",
         "suggested": "",
     }

@@ -203,6 +203,8 @@ def _crash_text(
         "others": others,
         "cause": crash.cause or "",
         "place": describe_node(observed, crash, avoided),
+        "alike": sum(view.is_current and view.phase is Phase.READY for view in observed.pod_facts),
+        "node": next((view.node for view in observed.pod_facts if view.name == crash.pod and view.is_current), ""),
         "remedy": "" if decided.state == "Applied" else crash.remedy or "",  # the operator is trying it
         "done": _done(observed, decided, crash),
         "suggested": f"status.{field}.command" if decided.command else "",
