@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -118,7 +119,7 @@ async def test_the_cluster_refuses_what_fit_refuses_however_the_model_is_spelled
 ) -> None:
     kubectl_plugin(["fit", model, "--gpu", "H100", "--context", "1M", "-o", "json"])
     refused = {size["limit"] for size in json.loads(capsys.readouterr().out)["sizes"] if size["outcome"] == "refused"}
-    spec = {"model": {"uri": "hf://Qwen/Qwen3-8B"}, "engine": {"args": [{"name": "--max-model-len", "value": "1M"}]}}
+    spec: dict[str, Any] = {"model": {"uri": "hf://Qwen/Qwen3-8B"}, "engine": {"args": [{"name": "--max-model-len", "value": "1M"}]}}
     await served.create(llama(served.namespace, **spec))
     told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "Unsupported"))
     assert [text for text in refused if text.rstrip(".") in condition(told, "Ready")["message"]], (refused, condition(told, "Ready"))

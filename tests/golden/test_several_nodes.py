@@ -25,6 +25,7 @@ BOTH: dict[str, Told] = {
     "cpu-follower-assertion": ("Crashed", 1, "PipelineParallelFailed"),
     "cpu-follower-killed": FOLLOWER_LOST,
     "cpu-follower-layout-differs": ("Crashed", 1, "ParallelLayoutInvalid"),
+    "cpu-follower-main-killed": FOLLOWER_LOST,
     "cpu-follower-model-missing": NO_MODEL,
     "cpu-follower-killed-busy": FOLLOWER_LOST,
     "cpu-follower-no-kv-cache": ("Crashed", 1, "NoKvCacheMemory"),
@@ -47,6 +48,7 @@ BOTH: dict[str, Told] = {
 ALONE: dict[str, Told] = {
     "cpu-follower-killed-rank0": FOLLOWER_LOST,
     "cpu-follower-killed-rank1": FOLLOWER_STARTS,
+    "cpu-follower-main-killed-rank1": FOLLOWER_LOST,
     "cpu-follower-missing-rank0": ("Crashed", 1, "RankMissing"),
     "cpu-follower-model-missing-rank0": FOLLOWER_MISSING,
     "cpu-follower-no-kv-cache-rank0": ("Crashed", 1, "NoKvCacheMemory"),

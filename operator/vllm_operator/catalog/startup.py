@@ -192,7 +192,7 @@ class LineMeaning(Sourced):
     shutdown: Literal["engine", "server"] | None = None
     progress: str | None = None
     arguments: bool = False
-    peers: Literal["placed", "awaited", "joined", "silent", "answer", "stop"] | None = None
+    peers: Literal["placed", "awaited", "joined", "silent", "answer", "stop", "orphaned"] | None = None
 
 
 class Bar(Sourced):

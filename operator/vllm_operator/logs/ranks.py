@@ -102,7 +102,7 @@ def diagnose_ranks(ranks: Sequence[Rank], knowledge: StartupKnowledge) -> GroupD
 def _lost(everyone: Sequence[Rank], failed: Sequence[tuple[Rank, Crash]], by_id: dict[str, Signature]) -> GroupDiagnosis | None:
     """Return the node that the others have lost or that never came, if there is one: its log has no error."""
     ended = sorted(
-        (it for it in everyone if it.exit_code is not None and it.crash is None),
+        (it for it in everyone if (it.exit_code is not None or it.place.is_orphaned) and it.crash is None),
         key=lambda it: (it.ended_at is None, it.ended_at or 0, it.number),
     )
     leader = everyone[0]

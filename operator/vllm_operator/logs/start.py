@@ -213,6 +213,8 @@ class StartTracker:
             return  # one node
         if peers in ("awaited", "joined"):
             changes["is_waiting"] = peers == "awaited"
+        elif peers == "orphaned":
+            changes["is_orphaned"] = not self.crashes.is_stopping
         elif peers in ("silent", "answer"):
             changes["is_unanswered"] = peers == "silent" and self._seen.stage is Stage.READY
         self._seen = replace(self._seen, membership=replace(known or Membership(), **changes))

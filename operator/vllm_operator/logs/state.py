@@ -103,6 +103,7 @@ class Membership:
     timeout_seconds: int | None = None  # for which it waits for the other nodes
     is_waiting: bool = False  # it waits for the other nodes to connect
     is_stopping: bool = False  # it was told to stop, the leader after it was ready
+    is_orphaned: bool = False  # its main process has ended, and was not told to stop
     is_unanswered: bool = False  # after it was ready, another process has not answered for a minute
 
 
