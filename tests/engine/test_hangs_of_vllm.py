@@ -180,6 +180,17 @@ def test_stacks_of_an_engine_that_waits_are_in_its_log(engine: Engine) -> None:
     assert "run_busy_loop" in log.partition("Fatal Python error: Aborted")[2]
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT], ids=lambda number: number.name)
+def test_a_server_whose_engine_has_ended_ends_too(engine: Engine, number: signal.Signals) -> None:
+    engine.send(20000)
+    assert engine.probe() == (0, "")
+    for pid in [engine.pid_of(title) for title in ("::EngineCore", "::Worker")]:
+        os.kill(pid, number)
+    failed = engine.probe_until(90)
+    assert failed is None or failed[1].startswith(("The server cannot be reached: ", "/health answers 503"))
+    engine.process.wait(15)
+
+
 def test_clients_that_leave_a_paused_and_a_busy_engine_are_no_hang(engine: Engine) -> None:
     engine.send(30000, seconds=2).join()  # the client leaves, and the engine is idle
     assert engine.probe_until(150, action="Report") is None
