@@ -68,6 +68,8 @@ class Reader:
             shutil.copytree(ROOT / name, folder / name)
         shutil.copy(ROOT / "examples" / "minimal.yaml", folder / "model.yaml")
         shutil.copy(CORPUS / "poison-triton-cubin-empty.log", folder / "engine.log")
+        for rank in (0, 1):
+            shutil.copy(CORPUS.parent / "nodes" / f"h100-follower-model-missing-rank{rank}.log", folder / f"r{rank}.log")
         for source, name in IMPORTED.items():
             shutil.copy(ROOT / "tests" / "golden" / "imports" / f"{source}.yaml", folder / f"{name}.yaml")
         helm.run("package", helm.CHART, "--destination", folder / "dist")
