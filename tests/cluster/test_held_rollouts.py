@@ -96,7 +96,7 @@ async def test_a_rolling_update_does_not_leave_the_node_of_its_volume(
     before = await serve(served, sim, accelerator=H100, replicas=2)
     await served.patch("VLLMDeployment", "llama", {"spec": {"accelerator": H200}})
     told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "RolloutHeld"))
-    assert "for the new Pods. 2 replicas keep serving the previous spec." in condition(told, "Ready")["message"]
+    assert "and the serving Pods use it there. 2 replicas keep serving the previous spec." in condition(told, "Ready")["message"]
     assert (await served.get("Deployment", "llama"))["spec"] == before["spec"]
     await served.patch("VLLMDeployment", "llama", {"spec": {"rollout": {"strategy": "Recreate"}}})
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
