@@ -59,11 +59,11 @@ def folder(tmp_path: Path) -> str:
     return str(tmp_path / "cache" / "hangs")
 
 
-@pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+@pytest.fixture(params=["", "ulimit -c 0; "], ids=["core files allowed", "core files forbidden"])
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process with the title of an engine core. The program sees no other process of this machine."""
     script = "import faulthandler, time; faulthandler.enable(); print('up', flush=True); time.sleep(600)"
-    words = ["bash", "-c", f'exec -a VLLM::EngineCore {sys.executable} -c "{script}"']
+    words = ["bash", "-c", f'{request.param}exec -a VLLM::EngineCore {sys.executable} -c "{script}"']
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -201,17 +201,17 @@ def test_a_compiler_in_the_container_is_no_hang(
         monkeypatch.setattr(hang, "_numbers", lambda: iter([compiler.pid]))
         while Path(f"/proc/{compiler.pid}/comm").read_text().strip() != "nvcc":
             time.sleep(0.01)
-        assert check_engine.check(silent(95, server), server.url, folder, "/nowhere")[1] == ""
+        assert check_engine.check(silent(80, server), server.url, folder, "/nowhere")[1] == ""
         compiler.kill()
 
 
 def test_new_files_in_the_caches_show_that_kernels_are_compiled(server: Server, folder: str, engine: subprocess.Popen[bytes]) -> None:
     kernels = Path(folder).parent / "triton" / "KERNEL"
     kernels.mkdir(parents=True)
-    assert check_engine.check(silent(95, server), server.url, folder, "/nowhere")[1] == ""
+    assert check_engine.check(silent(80, server), server.url, folder, "/nowhere")[1] == ""
     for path in (kernels, kernels.parent):
         os.utime(path, (time.time() - 100, time.time() - 100))
-    assert check_engine.check(silent(95, server), server.url, folder, "/nowhere")[1] != ""
+    assert check_engine.check(silent(80, server), server.url, folder, "/nowhere")[1] != ""
 
 
 def test_evidence_of_the_last_hangs_is_kept(tmp_path: Path) -> None:
@@ -224,21 +224,56 @@ def test_evidence_of_the_last_hangs_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("processes", "expected"),
+    ("processes", "gpus", "expected"),
     [
-        ([("VLLM::EngineCore", "S", 0), ("VLLM::Worker_TP1", "T", 0)], "VLLM::Worker_TP1: stopped."),
-        ([("VLLM::EngineCore", "D", 0)], "VLLM::EngineCore: in an uninterruptible wait, for a driver or a disk."),
+        ([("VLLM::EngineCore", "S", 0), ("VLLM::Worker_TP1", "T", 0)], [100, 100], "VLLM::Worker_TP1: stopped."),
+        ([("VLLM::EngineCore", "D", 0)], [], "VLLM::EngineCore: in an uninterruptible wait, for a driver or a disk."),
         (
             [("VLLM::EngineCore", "S", 3), ("VLLM::Worker_TP0", "R", 99), ("VLLM::Worker_TP1", "R", 99)],
+            [],
             "VLLM::Worker_TP0, VLLM::Worker_TP1: busy without finishing a step, as when GPUs wait for each other (NCCL).",
         ),
-        ([("VLLM::EngineCore", "R", 99), ("VLLM::Worker", "S", 0)], "VLLM::EngineCore: busy without giving work to a GPU."),
-        ([("VLLM::EngineCore", "S", 0)], "No process of the engine uses a CPU: they wait for each other."),
-        ([], "No process of the engine was found."),
+        ([("VLLM::EngineCore", "R", 99), ("VLLM::Worker", "S", 0)], [0], "VLLM::EngineCore: busy without giving work to a GPU."),
+        (
+            [("VLLM::EngineCore", "R", 99)],
+            [0, 100],
+            "VLLM::EngineCore: busy, and a GPU is busy without finishing a step: a kernel does not end, or GPUs wait for each other "
+            "(NCCL).",
+        ),
+        (
+            [("VLLM::EngineCore", "S", 0)],
+            [100],
+            "No process of the engine uses a CPU, and a GPU is busy without finishing a step: a kernel does not end, or GPUs wait for each "
+            "other (NCCL).",
+        ),
+        ([("VLLM::EngineCore", "S", 0)], [0], "No process of the engine uses a CPU: they wait for each other."),
+        ([("VLLM::EngineCore", "S", 0)], [], "No process of the engine uses a CPU: they wait for each other or for a GPU."),
+        ([], [100], "No process of the engine was found."),
     ],
 )
-def test_what_hangs_is_named(processes: list[tuple[str, str, int]], expected: str) -> None:
-    assert hang.explain([hang.Process(number, *each) for number, each in enumerate(processes)]) == expected
+def test_what_hangs_is_named(processes: list[tuple[str, str, int]], gpus: list[int], expected: str) -> None:
+    assert hang.explain([hang.Process(number, *each) for number, each in enumerate(processes)], gpus) == expected
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("printf '100\\n0\\n'", [100, 0]),
+        ("printf '[N/A]\\n7\\n'", [7]),
+        ("echo 'Unable to determine the device handle'; exit 9", []),
+        ("exec sleep 60", []),
+        (None, []),
+    ],
+)
+def test_use_of_gpus_is_read_where_nvidia_smi_says_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, expected: list[int]
+) -> None:
+    if script is not None:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.setattr(hang, "GPU_SECONDS", 0.5)
+    assert hang.read_gpus() == expected
 
 
 @pytest.mark.parametrize("status", [503, 500])

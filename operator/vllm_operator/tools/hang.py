@@ -4,6 +4,7 @@ import os
 import resource
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -25,6 +26,9 @@ WRITE_SECONDS = 3.0
 """Maximum time for processes to write their stacks after SIGABRT."""
 EXIT_SECONDS, KILL_SECONDS = 5.0, 2.0
 """Maximum times for a server to answer its clients and exit when its engine has ended (vLLM 0.32 takes a second), and to be ended."""
+GPU_SECONDS = 4.0
+"""Maximum time for `nvidia-smi` to say how busy the GPUs are."""
+BUSY_PERCENT = 50
 _NO_CORE = 1
 """Limit of core files in bytes. A limit of 0 does not keep a program that receives them from writing them (man 5 core)."""
 
@@ -34,10 +38,11 @@ def record(folder: str, stacks: str, what: str, metrics: str) -> str:
 
     `stacks` is the folder into which the engine has written its stacks, if it can.
     """
-    processes = read_processes()
-    told = f"{what}. {explain(processes)}"
+    processes, gpus = read_processes(), read_gpus()
+    told = f"{what}. {explain(processes, gpus)}"
+    states = "\n".join([describe(processes), *(f"GPU {number}: {use} % busy" for number, use in enumerate(gpus))])
     with suppress(OSError):
-        keep(folder, {"what": told, "metrics": metrics, "processes": describe(processes), "stacks": read_stacks(stacks)})
+        keep(folder, {"what": told, "metrics": metrics, "processes": states, "stacks": read_stacks(stacks)})
     return told
 
 
@@ -116,17 +121,38 @@ def describe(processes: list[Process]) -> str:
     return "\n".join(f"{each.title} (pid {each.number}): state {each.state}, {each.cpu} % of a CPU" for each in processes)
 
 
-def explain(processes: list[Process]) -> str:
-    """Say which processes seem to hang, from what they do."""
+def read_gpus() -> list[int]:
+    """Return for how many percent of the last second each GPU of this container was busy; nothing if `nvidia-smi` does not say so."""
+    words = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
+    try:
+        asked = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    except OSError:
+        return []
+    try:
+        return [int(line) for line in asked.communicate(timeout=GPU_SECONDS)[0].split("\n") if line.isdigit()]
+    except subprocess.TimeoutExpired:
+        asked.kill()
+        with suppress(subprocess.TimeoutExpired):  # while it waits for the driver, it does not end
+            asked.communicate(timeout=1)
+        return []
+
+
+def explain(processes: list[Process], gpus: list[int]) -> str:
+    """Say which processes seem to hang, from what they and the GPUs do. A process that waits for a GPU may use a CPU or not."""
     for states, what in (("Tt", "stopped"), ("D", "in an uninterruptible wait, for a driver or a disk"), ("Z", "dead")):
         if names := [each.title for each in processes if each.state in states]:
             return f"{', '.join(names)}: {what}."
-    busy = [each.title for each in processes if each.cpu >= 50]
+    if not processes:
+        return "No process of the engine was found."
+    busy = [each.title for each in processes if each.cpu >= BUSY_PERCENT]
+    said = f"{', '.join(busy)}: busy" if busy else "No process of the engine uses a CPU"
+    if any(use >= BUSY_PERCENT for use in gpus):
+        return f"{said}, and a GPU is busy without finishing a step: a kernel does not end, or GPUs wait for each other (NCCL)."
     if any("::Worker" in title for title in busy):
-        return f"{', '.join(busy)}: busy without finishing a step, as when GPUs wait for each other (NCCL)."
+        return f"{said} without finishing a step, as when GPUs wait for each other (NCCL)."
     if busy:
-        return f"{', '.join(busy)}: busy without giving work to a GPU."
-    return "No process of the engine uses a CPU: they wait for each other." if processes else "No process of the engine was found."
+        return f"{said} without giving work to a GPU."
+    return f"{said}: they wait for each other{'' if gpus else ' or for a GPU'}."
 
 
 def read_stacks(folder: str) -> str:
@@ -160,8 +186,9 @@ def end_engine(why: str) -> None:
         file.write(why)
     processes, own = read_processes(0.1), set(_numbers())
     for each in processes:
-        with suppress(OSError, ValueError):  # it has ended
+        with suppress(OSError, ValueError):  # it has ended, or its maximum is 0
             resource.prlimit(each.number, resource.RLIMIT_CORE, (_NO_CORE, resource.prlimit(each.number, resource.RLIMIT_CORE)[1]))
+        with suppress(OSError):
             os.kill(each.number, signal.SIGABRT)
     engine = {each.number for each in processes}
     _await_end(engine, WRITE_SECONDS)

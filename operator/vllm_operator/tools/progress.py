@@ -15,9 +15,10 @@ The program that samples starts anew each time, and an import costs it CPU time:
 import time
 
 PERIOD_SECONDS = 15
-REPORT_SECONDS = 100
-"""Reached after seven periods, even if they are a little short. The last sign of life came up to one period before: 120 s after it."""
-RESTART_SECONDS = 60
+REPORT_SECONDS = 85
+"""Reached after six periods, even if they are a little short. The last sign of life came up to one period before, and it takes up to ten
+seconds to find out which process hangs: less than 120 s."""
+RESTART_SECONDS = 75
 """Further seconds until a restart."""
 MAX_GAP_SECONDS = 45
 """Maximum seconds between samples. After a longer gap, a start or a frozen node, silence is counted anew."""
