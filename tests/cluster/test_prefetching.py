@@ -47,7 +47,7 @@ async def test_weights_are_fetched_before_the_first_pod_and_again_for_another_re
     job = await served.get("Job", (await served.get("Pod", pod))["metadata"]["ownerReferences"][0]["name"])
     assert job["metadata"]["ownerReferences"][0]["kind"] == "VLLMDeployment"
     told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "FetchFailed"))
-    assert "It tries again by itself" in condition(told, "Ready")["message"]
+    assert "The download is tried again" in condition(told, "Ready")["message"]
     deployment = await served.wait_for("Deployment", "llama", bool)
     assert deployment["spec"]["replicas"] == 0
     await finish(served, pod, {"result": "Denied", "message": "GatedRepoError: 403 Forbidden"}, code=1)

@@ -77,7 +77,7 @@ CRASHES = {
         "Crashed",
         "True",
         "OOMKilled",
-        ("The container has no limit.", "resources.requests.memory"),
+        ("The container has no memory limit.", "resources.requests.memory"),
     ),
     "a child killed for memory, and nothing in the log but echoes": Situation(
         o.observe(o.crashed_pod(code=1, reason="OOMKilled")), "Crashed", "True", "OOMKilled"

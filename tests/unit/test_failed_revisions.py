@@ -80,7 +80,7 @@ async def test_the_message_says_from_where_to_where_why_and_what_to_do() -> None
     pod = made.bench.status().rollback
     assert pod is not None
     assert made.message("RolledBack") == (
-        f"Revision 2 failed 6 s after the creation of Pod {pod.pod}, so revision 1 runs again with its own spec, and all replicas were "
+        f"Revision 2 failed 6 s after the creation of Pod {pod.pod}, so the operator went back to revision 1, and all replicas were "
         "ready 1 s later. The engine broke. What to do: mend it. The spec is tried again when it changes, or with `kubectl annotate "
         "vllm llama "
         "-n default --overwrite vllm-operator.dev/replan=$(date +%s)`."
@@ -91,7 +91,7 @@ async def test_the_message_says_from_where_to_where_why_and_what_to_do() -> None
 async def test_without_a_spare_gpu_it_says_how_long_both_starts_took() -> None:
     made = await fail("crashes under load", surge=False)
     assert made.serving == [OLD]
-    assert "so revision 1 runs again with its own spec, and all replicas were ready 41 s later." in made.message("RolledBack")
+    assert "so the operator went back to revision 1, and all replicas were ready 41 s later." in made.message("RolledBack")
     assert "Revision 2 failed 2 min 41 s after the creation of Pod" in made.message("RolledBack")
 
 
@@ -124,7 +124,7 @@ async def test_a_first_revision_has_nothing_to_go_back_to() -> None:
     made = Upgrades({OLD: FAULTS["rejects its command line"]})
     await made.create()
     assert made.condition("RolledBack") is None
-    assert "Revision 1 failed. No earlier revision has served, so there is none to go back to, and this one stays." in made.message("Ready")
+    assert "Revision 1 failed. No earlier revision has served, so there is none to go back to." in made.message("Ready")
     assert made.events().count("RevisionFailed") == 1
     made.change(engine={"version": NEW})
     await made.wait(600)

@@ -301,10 +301,10 @@ async def test_the_promise_names_what_happens_without_a_gpu_for_the_helper_pod(b
     fleet.unschedulable(fleet.start("llama.primer"))
     await fleet.settle()
     assert "The current replicas keep serving." in bench.cache_verdict().message
-    assert "At 12:01:00 UTC the rollout starts without warm caches: the serving Pod stops first." in bench.cache_verdict().message
+    assert "At 12:01:00 UTC the rollout starts without compiled kernels: the serving Pod stops first." in bench.cache_verdict().message
     bench.pass_time(60)
     await fleet.settle()
-    assert events(bench, "CachesNotCompiled") == ["Rolled out without warm caches: the helper Pod found no GPU within 60 s."]
+    assert events(bench, "CachesNotCompiled") == ["Rolled out without compiled kernels: the helper Pod found no GPU within 60 s."]
 
 
 async def test_no_helper_pod_is_made_where_it_cannot_mount_the_volume(bench: Bench, fleet: Fleet) -> None:
@@ -313,8 +313,8 @@ async def test_no_helper_pod_is_made_where_it_cannot_mount_the_volume(bench: Ben
     assert fleet.deployment("llama.primer") is None
     assert product(fleet) == "NVIDIA-H200", "one replica stops first, and its volume moves with it"
     assert events(bench, "CachesNotCompiled") == [
-        "Rolled out without warm caches: PVC llama-cache can be mounted on node h100 only (ReadWriteOnce), which has no NVIDIA H200 141GB "
-        "(sm_90)."
+        "Rolled out without compiled kernels: PVC llama-cache can be mounted on node h100 only (ReadWriteOnce), which has no NVIDIA H200 "
+        "141GB (sm_90)."
     ]
 
 

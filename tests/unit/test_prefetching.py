@@ -391,7 +391,7 @@ async def test_a_failure_has_its_remedy_and_is_tried_again(bench: Bench, fleet: 
     starting = bench.condition("Ready")
     assert (starting.status, starting.reason, fleet.replicas()) == ("False", "FetchFailed", 0)
     assert want in starting.message
-    assert "It tries again by itself" in starting.message
+    assert "The download is tried again" in starting.message
     assert bench.condition("Ready").reason == "FetchFailed"
 
 

@@ -127,7 +127,7 @@ async def test_without_a_free_gpu_the_rollout_begins_cold_and_says_so(fleet: Fle
     before, primer = await rolling_out(fleet)
     fleet.unschedulable(primer)
     result = await bench.settle()
-    assert "At 12:01:00 UTC the rollout starts without warm caches: the serving Pod stops first." in bench.cache_verdict().message
+    assert "At 12:01:00 UTC the rollout starts without compiled kernels: the serving Pod stops first." in bench.cache_verdict().message
     assert fleet.deployment() == before
     assert result.requeue_seconds == pytest.approx(60, abs=1)
     bench.pass_time(61)
@@ -179,7 +179,7 @@ async def test_a_publication_that_fails_is_tried_three_times_and_then_the_rollou
     assert (fleet.deployment() != before) is begins
     assert (fleet.deployment("llama.primer") is None) is begins
     if begins:
-        assert "were not filled before the rollout: they could not be published: It does what it does." in bench.cache_verdict().message
+        assert "were not compiled before the rollout: they could not be published: It does what it does." in bench.cache_verdict().message
         assert "tries again" not in bench.message("CachePublished")
         bench.restart()
         fleet.gone(primer)

@@ -200,7 +200,7 @@ async def test_without_a_gpu_to_spare_the_rollout_goes_on_and_says_so(bench: Ben
     primer = fleet.start("llama.primer")
     fleet.unschedulable(primer)
     result = await bench.settle()
-    assert "At 12:01:00 UTC the rollout starts without warm caches: the serving Pod stops first." in bench.cache_verdict().message
+    assert "At 12:01:00 UTC the rollout starts without compiled kernels: the serving Pod stops first." in bench.cache_verdict().message
     assert fleet.deployment() == before
     assert result.requeue_seconds == pytest.approx(60, abs=1)
     bench.pass_time(61)

@@ -226,14 +226,16 @@ SITUATIONS = {
         "ReplicasNotReady",
         ("2 of 4 replicas are ready.", "Pod vllm-a-x2: loading weights"),
     ),
-    "serving": Situation(o.observe(o.ready_pod()), "Ready", "True", "Serving", ("All of the spec is in effect.",)),
+    "serving": Situation(o.observe(o.ready_pod()), "Ready", "True", "Serving", ("Everything in the spec is in effect.",)),
     "serving, and where": Situation(
         o.observe(o.ready_pod()), "Available", "True", "Serving", ("The replica serves", "http://vllm-a.models.svc:8000/v1", "DeepSeek-V3")
     ),
     "some replicas serve": Situation(
         o.observe(o.ready_pod(), o.starting_pod("vllm-a-x2"), replicas=2), "Available", "True", "Serving", ("1 of 2 replicas serves model",)
     ),
-    "no replica serves": Situation(o.observe(o.starting_pod()), "Available", "False", "NotServing", ("No replica is ready.",)),
+    "no replica serves": Situation(
+        o.observe(o.starting_pod()), "Available", "False", "NotServing", ("No replica is ready, so requests fail.",)
+    ),
     "the former spec serves while the new one is refused": Situation(
         o.observe(o.ready_pod(), outcome=o.outcome(accepted=INVALID, planned=UNKNOWN_PLAN, plan=None)),
         "Available",
@@ -254,7 +256,7 @@ SITUATIONS = {
             "Ready",
             "False",
             reason,
-            ("The replica serves, but not all", f"See condition {see}."),
+            ("The replica serves, but not everything", f"See condition {see}."),
         )
         for kind, reason, see, more in (
             ("a route", "NotExposed", "Exposed", {"exposure": Exposure((DISABLED,))}),

@@ -34,7 +34,11 @@ def test_a_hang_is_a_condition_with_its_numbers(type: str) -> None:
 
 @pytest.mark.parametrize(
     ("on_hang", "expected"),
-    [("Restart", "its processes are ended"), ("Report", "To restart it, delete the Pod."), (None, "delete the Pod.")],
+    [
+        ("Restart", "A minute after the hang was noticed, the engine is stopped"),
+        ("Report", "To restart it, delete the Pod."),
+        (None, "delete the Pod."),
+    ],
 )
 def test_the_message_says_what_happens_next(on_hang: str | None, expected: str) -> None:
     found = condition(hanging(outcome=o.outcome(plan=o.plan(on_hang=on_hang))), HUNG)

@@ -301,7 +301,7 @@ def test_the_remedy_has_the_numbers_of_the_log() -> None:
     crash = parsed(HEALTHY_START + engine_failure(line)).final_state.crash
 
     assert crash is not None
-    assert "needs 18.35 GiB and 8.72 GiB are available" in crash.cause
+    assert "needs 18.35 GiB and only 8.72 GiB is available" in crash.cause
     assert crash.remedy is not None
     assert "at most 124576" in crash.remedy
     assert ("estimated", "124576") in crash.captures

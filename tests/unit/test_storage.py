@@ -97,8 +97,8 @@ async def test_a_claim_of_the_weights_that_is_missing_is_named(bench: Bench, fle
 
 PLACES = {
     "on the node": ({"cache": {"hostPath": "/mnt/nvme"}}, ()),
-    "a claim of the Pod": ({"cache": {"storage": "ClaimPerReplica"}}, ("the Pod's own PVC", "A new Pod starts cold")),
-    "nothing kept": ({"cache": {"storage": "EmptyDir"}}, ("an emptyDir of the Pod", "A new Pod starts cold")),
+    "a claim of the Pod": ({"cache": {"storage": "ClaimPerReplica"}}, ("the Pod's own PVC", "A new Pod compiles again")),
+    "nothing kept": ({"cache": {"storage": "EmptyDir"}}, ("an emptyDir of the Pod", "A new Pod compiles again")),
 }
 
 

@@ -232,7 +232,7 @@ class Reason:
     """The cache directory was damaged and is no longer used."""
     # Not reported
     VALID = "Valid"
-    """All of the spec is in effect."""
+    """Everything in the spec is in effect."""
     NOT_ACCEPTED = "NotAccepted"
     """There is no plan because the spec was not accepted."""
     PLANNED = "Planned"

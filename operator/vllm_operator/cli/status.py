@@ -258,7 +258,7 @@ class _StatusPage:
         if not cache:
             return
         claim, times = reported_cache_claim(self.resource), {kind: integer(cache, f"{kind}StartSeconds") for kind in ("cold", "warm")}
-        starts = [f"{kind} start {duration(seconds)}" for kind, seconds in times.items() if seconds is not None]
+        starts = [f"last {kind} start {duration(seconds)}" for kind, seconds in times.items() if seconds is not None]
         # the status has no state while the caches are cold or without a PVC
         state = text(cache, "state") or ("Cold" if claim else "")
         facts = ", ".join(filter(None, (state, f"PVC {claim}" if claim else "", *starts)))

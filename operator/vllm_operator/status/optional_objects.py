@@ -58,7 +58,7 @@ def protected(observed: Observation) -> Verdict | None:
         if problem.kind == _BUDGET:
             return _judge(observed, problem)
     is_asked = render_disruption_budget(observed.resource) is not None
-    return Verdict(TRUE, Reason.IN_EFFECT, observed.messages.say("protected.in_effect")) if is_asked else None
+    return Verdict(TRUE, Reason.IN_EFFECT, observed.messages.say("protected.in_effect", serving=observed.serving)) if is_asked else None
 
 
 def _judge(observed: Observation, problem: ObjectProblem) -> Verdict:

@@ -113,7 +113,7 @@ def available(observed: Observation) -> Verdict:
     say, model, url = observed.messages.say, observed.resource.spec.model, service_url(observed)
     if not observed.serving:
         reason = Reason.NOT_SERVING if observed.wanted else Reason.SCALED_TO_ZERO
-        return Verdict(FALSE, reason, say("available.none"))
+        return Verdict(FALSE, reason, say("available.none", wanted=observed.wanted))
     is_previous = observed.outcome.plan is None or observed.activity.held or observed.activity.rollout is not None
     facts = {"wanted": observed.wanted, "serving": observed.serving, "is_previous": is_previous}
     name, address = model.served_name or model.uri.split("://", 1)[-1], f"{url}/v1" if url else ""
