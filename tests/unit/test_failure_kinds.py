@@ -118,6 +118,8 @@ CASES: dict[str, tuple[list[str], str]] = {
     "SchedulerFailed": (["vllm/v1/core/sched/scheduler.py"], ODD),
     "ConfigurationFailed": (["argparse.py"], ODD),
     "PlatformFailed": (["vllm/platforms/cuda.py"], ODD),
+    "NotOnThisDevice": (["vllm/platforms/cpu.py"], "NotImplementedError: Sparse Attention is not supported on CPU."),
+    "BatchInvarianceRefused": ([WORKER], "RuntimeError: VLLM batch_invariant mode requires an attention backend in ['FLASH_ATTN']"),
     "TelemetryFailed": (["vllm/v1/metrics/loggers.py"], ODD),
     "MessagingFailed": (["zmq/sugar/socket.py"], ODD),
     "ModelRunnerFailed": ([WORKER], ODD),
