@@ -261,8 +261,8 @@ def test_more_gpus_than_a_node_has_are_told(capsys: pytest.CaptureFixture[str], 
     ("model", "gpu", "advice"),
     [
         ("openai/gpt-oss-120b", "RTX 4060", "Its weights already have 4.5 bits. Use a smaller model"),
-        ("deepseek-ai/DeepSeek-V4-Pro", "H100", "Its weights already have 4"),
-        ("deepseek-ai/DeepSeek-V3", "H100", "(--quantization awq or nvfp4)"),
+        ("deepseek-ai/DeepSeek-V4-Pro", "H100 PCIe 80GB", "Its weights already have 4"),
+        ("deepseek-ai/DeepSeek-V3", "L40S", "(--quantization awq or nvfp4)"),
         ("meta-llama/Llama-3.1-405B-Instruct", "RTX 4060", "(--quantization fp8, awq or nvfp4)"),
     ],
 )

@@ -20,9 +20,14 @@ def is_workload(manifest: Mapping[str, Any]) -> bool:
     return manifest["kind"] in WORKLOADS
 
 
+def is_of_groups(workload: Any) -> bool:
+    """Return whether each replica is a group of Pods."""
+    return reading.text(workload, "kind") == GROUP_SET
+
+
 def template_field(workload: Any) -> str:
     """Return the field of the spec that has the templates of all Pods."""
-    return "leaderWorkerTemplate" if reading.text(workload, "kind") == GROUP_SET else "template"
+    return "leaderWorkerTemplate" if is_of_groups(workload) else "template"
 
 
 def template_spec(workload: Any) -> Manifest:
@@ -33,11 +38,11 @@ def template_spec(workload: Any) -> Manifest:
 
 def rolls(workload: Any) -> bool:
     """Return whether a rollout replaces one replica after the other. The groups of a LeaderWorkerSet are all replaced in this way."""
-    return reading.text(workload, "kind") == GROUP_SET or reading.text(workload, "spec", "strategy", "type") == "RollingUpdate"
+    return is_of_groups(workload) or reading.text(workload, "spec", "strategy", "type") == "RollingUpdate"
 
 
 def surge(workload: Any) -> int:
     """Return how many replicas a rollout adds before it stops one."""
-    if reading.text(workload, "kind") == GROUP_SET:
+    if is_of_groups(workload):
         return reading.integer(workload, "spec", "rolloutStrategy", "rollingUpdateConfiguration", "maxSurge") or 0
     return reading.integer(workload, "spec", "strategy", "rollingUpdate", "maxSurge") or 0

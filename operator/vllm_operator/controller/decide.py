@@ -11,7 +11,7 @@ from functools import partial
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import Verdict
 from vllm_operator.api.plan import Plan
-from vllm_operator.api.workload import is_workload, rolls, template_spec
+from vllm_operator.api.workload import is_of_groups, is_workload, rolls, template_spec
 from vllm_operator.caches.actions import CacheActions, plan_cache_actions
 from vllm_operator.caches.activity import NO_ACTIVITY
 from vllm_operator.caches.address import cache_address, weights_claim
@@ -246,9 +246,9 @@ def _keep(snapshot: Snapshot, actions: CacheActions) -> tuple[Manifest, ...]:
 
 
 def _is_complete(deployment: Manifest) -> bool:
-    """Return whether a rollout is complete, like `kubectl rollout status`: no old ReplicaSet has replicas."""
+    """Return whether a rollout is complete, like `kubectl rollout status`: no replica has an old template."""
     wanted = reading.integer(deployment, "spec", "replicas")
-    fields = ("updatedReplicas", "replicas", "availableReplicas")
+    fields = ("updatedReplicas", "replicas", "readyReplicas" if is_of_groups(deployment) else "availableReplicas")
     seen = reading.integer(deployment, "status", "observedGeneration") == reading.integer(deployment, "metadata", "generation")
     return seen and all((reading.integer(deployment, "status", field) or 0) == wanted for field in fields)
 
