@@ -11,7 +11,7 @@ from vllm_operator.catalog.startup import load_startup
 from vllm_operator.status.knowledge import load_knowledge
 
 LONGEST_MESSAGE = 500
-_PARTS = (Reason.NOT_EXPOSED, Reason.NOT_AUTOSCALED, Reason.NOT_PROTECTED, Reason.NOT_PUBLISHED)
+_PARTS = (Reason.NOT_ISOLATED, Reason.NOT_EXPOSED, Reason.NOT_AUTOSCALED, Reason.NOT_PROTECTED, Reason.NOT_PUBLISHED)
 
 
 @cache

@@ -48,6 +48,7 @@ UNKNOWN_PLAN = Verdict(ConditionStatus.UNKNOWN, "NotAccepted", "Nothing was plan
 DISABLED = ObjectProblem("IntegrationDisabled", "HTTPRoute", "gateway")
 NO_METRICS = ObjectProblem("MetricsAPIMissing", "HorizontalPodAutoscaler", "custom.metrics.k8s.io")
 NO_BUDGET = ObjectProblem("ApplyFailed", "PodDisruptionBudget", "forbidden")
+NO_POLICY = ObjectProblem("ApplyFailed", "NetworkPolicy", "forbidden")
 INVALID = Verdict(ConditionStatus.FALSE, "InvalidSpec", "spec.parallelism.tensor is 3, and the model has 64 heads.")
 
 
@@ -260,6 +261,7 @@ SITUATIONS = {
         )
         for kind, reason, see, more in (
             ("a route", "NotExposed", "Exposed", {"exposure": Exposure((DISABLED,))}),
+            ("a NetworkPolicy", "NotIsolated", "Exposed", {"exposure": Exposure((NO_POLICY, DISABLED))}),
             ("a route without a Gateway", "NotExposed", "Exposed", {"exposure": Exposure(awaits_gateway=True)}),
             ("an autoscaler", "NotAutoscaled", "Autoscaled", {"scaling": (NO_METRICS,)}),
             ("a budget", "NotProtected", "Protected", {"scaling": (NO_BUDGET,)}),

@@ -150,8 +150,10 @@ class Reason:
     CLAIM_TOO_SMALL = "ClaimTooSmall"
     """The PersistentVolumeClaim is smaller than the weights. No Pod starts before it has grown."""
     # Ready: not everything that the spec asks for is in effect, or the operator cannot work
+    NOT_ISOLATED = "NotIsolated"
+    """All replicas serve, but the NetworkPolicy is not in effect, so other clients may reach the engine. The condition Exposed says why."""
     NOT_EXPOSED = "NotExposed"
-    """All replicas serve, but the NetworkPolicy, the HTTPRoute or the InferencePool is not in effect. The condition Exposed says why."""
+    """All replicas serve, but the HTTPRoute or the InferencePool is not in effect. The condition Exposed says why."""
     NOT_AUTOSCALED = "NotAutoscaled"
     """All replicas serve, but the autoscaler is not in effect. The condition Autoscaled says why."""
     NOT_PROTECTED = "NotProtected"

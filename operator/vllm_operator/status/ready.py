@@ -40,7 +40,7 @@ _PARTS = {
     CACHE_PUBLISHED: Reason.NOT_PUBLISHED,
 }
 """Conditions of what the spec asks for besides replicas, and the reasons of Ready without it, most important first."""
-ALL_STARTED = (Reason.SERVING, *_PARTS.values())
+ALL_STARTED = (Reason.SERVING, Reason.NOT_ISOLATED, *_PARTS.values())
 """Reasons of Ready when all replicas serve the current spec."""
 
 
@@ -105,7 +105,9 @@ def _of_parts(observed: Observation, judged: Mapping[str, Verdict]) -> Verdict:
     ]
     if not missing:
         return Verdict(TRUE, Reason.SERVING, observed.messages.say("ready.serving"))
-    return Verdict(FALSE, _PARTS[missing[0]], observed.messages.say("ready.parts", wanted=observed.wanted, parts=missing))
+    is_open = missing[0] == EXPOSED and any(problem.kind == "NetworkPolicy" for problem in observed.exposure.problems)
+    reason = Reason.NOT_ISOLATED if is_open else _PARTS[missing[0]]
+    return Verdict(FALSE, reason, observed.messages.say("ready.parts", wanted=observed.wanted, parts=missing))
 
 
 def available(observed: Observation) -> Verdict:
