@@ -152,6 +152,13 @@ def test_events_are_in_the_order_of_their_last_occurrence() -> None:
     assert [event["reason"] for _, event in newest(events)] == ["1", "0", "2"]
 
 
+def test_it_is_told_when_not_all_events_are_shown() -> None:
+    events = [{"reason": str(number), "lastTimestamp": "2026-11-23T04:00:00Z"} for number in range(7)]
+    pages = [plain(status_page({}, given, NOW, width=100)).split("\n") for given in (events, events[:5])]
+    assert "Events (the newest 5 of 7; `kubectl vllm status -o yaml` shows all)" in pages[0]
+    assert "Events" in pages[1]
+
+
 def test_a_table_has_aligned_columns_and_no_empty_cell() -> None:
     rows = [(Span("a"), Span("long", Style.RED)), (Span(""), Span("x"))]
     assert plain(grid(("NAME", "B"), rows)) == "NAME  B\na     long\n-     x"

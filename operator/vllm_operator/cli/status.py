@@ -265,8 +265,14 @@ class _StatusPage:
         self._add("Caches", " ".join(filter(None, (f"{facts}." if facts else "", text(cache, "message")))))
 
     def _add_events(self, events: Iterable[Manifest]) -> None:
-        shown = newest(events)[:EVENTS_SHOWN]
-        self.lines += [(), line(Span("Events", Style.BOLD))] if shown else []
+        known = newest(events)
+        shown = known[:EVENTS_SHOWN]
+        title = (
+            "Events"
+            if len(known) == len(shown)
+            else f"Events (the newest {len(shown)} of {len(known)}; `kubectl vllm status -o yaml` shows all)"
+        )
+        self.lines += [(), line(Span(title, Style.BOLD))] if shown else []
         for when, event in shown:
             style = Style.YELLOW if text(event, "type") == "Warning" else ""
             times = integer(event, "count") or 1
