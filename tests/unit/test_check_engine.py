@@ -234,6 +234,7 @@ def test_evidence_of_the_last_hangs_is_kept(tmp_path: Path) -> None:
             "VLLM::Worker_TP0, VLLM::Worker_TP1: busy without finishing a step, as when GPUs wait for each other (NCCL).",
         ),
         ([("VLLM::EngineCore", "R", 99), ("VLLM::Worker", "S", 0)], [0], "VLLM::EngineCore: busy without giving work to a GPU."),
+        ([("VLLM::EngineCore", "R", 13), ("VLLM::Worker", "S", 0)], [], "VLLM::EngineCore: busy without giving work to a GPU."),
         (
             [("VLLM::EngineCore", "R", 99)],
             [0, 100],

@@ -28,7 +28,8 @@ EXIT_SECONDS, KILL_SECONDS = 5.0, 2.0
 """Maximum times for a server to answer its clients and exit when its engine has ended (vLLM 0.32 takes a second), and to be ended."""
 GPU_SECONDS = 4.0
 """Maximum time for `nvidia-smi` to say how busy the GPUs are."""
-BUSY_PERCENT = 50
+BUSY_PERCENT, STARVED_PERCENT = 50, 5
+"""Use of a CPU or a GPU that is no wait; the second of a process that runs, because others may leave it little."""
 _NO_CORE = 1
 """Limit of core files in bytes. A limit of 0 does not keep a program that receives them from writing them (man 5 core)."""
 
@@ -144,7 +145,8 @@ def explain(processes: list[Process], gpus: list[int]) -> str:
             return f"{', '.join(names)}: {what}."
     if not processes:
         return "No process of the engine was found."
-    busy = [each.title for each in processes if each.cpu >= BUSY_PERCENT]
+    runs = [each for each in processes if each.state == "R" and each.cpu >= STARVED_PERCENT]
+    busy = [each.title for each in processes if each.cpu >= BUSY_PERCENT or each in runs]
     said = f"{', '.join(busy)}: busy" if busy else "No process of the engine uses a CPU"
     if any(use >= BUSY_PERCENT for use in gpus):
         return f"{said}, and a GPU is busy without finishing a step: a kernel does not end, or GPUs wait for each other (NCCL)."
