@@ -202,7 +202,8 @@ def test_nothing_is_executed_loaded_or_unpickled() -> None:
         for line in path.read_text("utf-8").splitlines()
         if name in line and not line.strip().startswith(("#", '"'))
     }
-    assert not found
+    # in the engine's container, with its rights: `nvidia-smi` of the driver, with constant arguments; only digits of its output are read
+    assert found == {"tools/hang.py: subprocess"}
 
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
@@ -241,7 +242,7 @@ def test_the_operator_has_no_right_to_delete_anything_else(name: str) -> None:
     rules = [rule for role in ours for rule in role["rules"]]
     may_delete = {resource for rule in rules for resource in rule["resources"] if {"delete", "*"} & set(rule["verbs"])}
     ours_to_delete = {"deployments", "services", "pods", "jobs", "resourceclaimtemplates", "controllerrevisions", "networkpolicies"}
-    ours_to_delete |= {"poddisruptionbudgets", "horizontalpodautoscalers"}
+    ours_to_delete |= {"poddisruptionbudgets", "horizontalpodautoscalers", "leaderworkersets"}
     assert may_delete == ours_to_delete
     assert not any({"deletecollection", "escalate", "bind", "impersonate", "*"} & set(rule["verbs"]) for rule in rules)
 
