@@ -67,7 +67,7 @@ async def test_the_last_revision_that_served_runs_again(fate: str) -> None:
     assert made.bench.resource()["spec"]["engine"]["version"] == NEW, "the spec is the user's"
     rollback = made.bench.status().rollback
     assert rollback is not None
-    assert (rollback.replaced_number, rollback.number) == (2, 1)
+    assert (rollback.failed_number, rollback.number) == (2, 1)
     assert rollback.back_seconds is not None
     assert [FAILED_ANNOTATION in each["metadata"].get("annotations", {}) for each in made.revisions()] == [False, True]
     writes = len(made.cluster.writes)

@@ -35,7 +35,7 @@ NODE = AvoidedNode(name="gpu-1", boot_id="")
 FACTS: dict[str, Any] = {
     "pod": read_pod(o.crashed_pod()),
     "crash": CrashStatus(signature="SomeCrash", cause="It broke.", pod="vllm-a-x1", exit_code=1),
-    "rollback": RollbackStatus(replaced="vllm-a-1", replaced_number=2, number=1, pod="vllm-a-x1", why="It broke.", time=o.stamp(0)),
+    "rollback": RollbackStatus(failed="vllm-a-1", failed_number=2, number=1, pod="vllm-a-x1", why="It broke.", time=o.stamp(0)),
     "nodes": [NODE],
     "avoided": NODE,
     "since": o.NOW,

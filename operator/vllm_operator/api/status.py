@@ -192,8 +192,8 @@ class RemediationStatus(Model):
 class RollbackStatus(Model):
     """A revision that failed, and the one that runs instead."""
 
-    replaced: str = Field(max_length=253, description="ControllerRevision that failed.")
-    replaced_number: int = Field(ge=0, description="Its number.")
+    failed: str = Field(max_length=253, description="ControllerRevision that failed.")
+    failed_number: int = Field(ge=0, description="Its number.")
     revision: str | None = optional(
         "ControllerRevision that runs instead. Absent if there is none, or `rollout.onFailure` is Hold.", max_length=253
     )

@@ -89,7 +89,7 @@ class Reporter:
         if before.plan is not None and is_applied and not is_lasting and not _is_seen(observed.deployment):
             # Until the controller has seen the change, nobody knows whether it replaces Pods. The next reconciliation reports in any case.
             return Result("waiting", ROLLOUT_SECONDS)
-        failed = find_revision(snapshot.revisions, now.rollback.replaced) if now.rollback is not None and now.rollback.revision else None
+        failed = find_revision(snapshot.revisions, now.rollback.failed) if now.rollback is not None and now.rollback.revision else None
         if failed is not None:
             await self.plans.record(failed, FAILED_ANNOTATION, now=observed.now)
         await self._write(snapshot, reported)

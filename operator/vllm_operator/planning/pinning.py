@@ -129,7 +129,7 @@ def rollbacks_to_try(resource: VLLMDeployment) -> list[tuple[str, str]]:
     The caller takes the first whose replaced plan would be in force.
     """
     users, decided = read_rollback(resource), resource.status.rollback
-    own = (decided.revision, decided.replaced) if decided is not None and decided.revision is not None else None
+    own = (decided.revision, decided.failed) if decided is not None and decided.revision is not None else None
     return [names for names in (users, own) if names is not None]
 
 

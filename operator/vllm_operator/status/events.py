@@ -128,7 +128,7 @@ def _rollback(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[E
     if now is None or (before is not None and (before.revision, before.pod) == (now.revision, now.pod)):
         return
     reason = Reason.ROLLED_BACK if now.revision else Reason.REVISION_FAILED
-    key = f"rollback-{_digest(now.replaced, now.revision, now.pod)}"
+    key = f"rollback-{_digest(now.failed, now.revision, now.pod)}"
     yield EventDraft(WARNING, reason, describe_rollback(observed, now), key)
 
 

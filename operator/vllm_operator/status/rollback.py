@@ -59,7 +59,7 @@ def decide_rollback(observed: Observation, crashes: Crashes, remediation: Remedi
     if resource.rolled_back_to is not None or revision is None or applied_revision(observed.deployment) != observed.revision:
         return None
     failure = next(_failures(observed, revision, crashes, remediation), None)
-    known = before if before is not None and before.replaced == observed.revision and (failure or crashes.in_force) else None
+    known = before if before is not None and before.failed == observed.revision and (failure or crashes.in_force) else None
     may_go_back = (resource.spec.rollout or RolloutSpec()).on_failure != "Hold"
     target = last_served(observed.revisions, instead_of=revision) if failure is not None and may_go_back else None
     if failure is None or target is None:
@@ -99,8 +99,8 @@ def _failure(
 ) -> RollbackStatus:
     tried = max(0, round((observed.now - view.created_at).total_seconds())) if view.created_at is not None else None
     return RollbackStatus(
-        replaced=revision["metadata"]["name"],
-        replaced_number=number_of(revision),
+        failed=revision["metadata"]["name"],
+        failed_number=number_of(revision),
         pod=view.name,
         why=wording.clean(why, wording.MESSAGE_LIMIT),
         remedy=wording.clean(remedy, wording.MESSAGE_LIMIT) if remedy else None,
