@@ -57,6 +57,16 @@ async def test_a_version_without_its_last_number_is_the_newest_release_of_it(ser
     assert any("0.33 is not the full number of a release" in note for note in plan["notes"])
 
 
+async def create_imported(served: Cluster, folder: Path, text: str) -> dict[str, Any]:
+    """Create what `import` makes of the object of another tool, and return it."""
+    (folder / "old.yaml").write_text(text, "utf-8")
+    status, said = await kubectl_vllm(served, "import", str(folder / "old.yaml"))
+    assert status == 0, said
+    made: dict[str, Any] = yaml.safe_load(said)
+    await served.create({**made, "metadata": {**made["metadata"], "namespace": served.namespace}})
+    return made
+
+
 DEPLOYMENT = """
 apiVersion: apps/v1
 kind: Deployment
@@ -77,12 +87,8 @@ spec:
 async def test_a_deployment_with_an_api_key_is_imported_without_the_key_and_planned(
     served: Cluster, operator: OperatorProcess, tmp_path: Path
 ) -> None:
-    (tmp_path / "old.yaml").write_text(DEPLOYMENT, "utf-8")
-    status, said = await kubectl_vllm(served, "import", str(tmp_path / "old.yaml"))
-    assert status == 0, said
-    made = yaml.safe_load(said)
+    made = await create_imported(served, tmp_path, DEPLOYMENT)
     assert made["spec"]["auth"]["apiKeySecretRef"] == {"name": "keys", "key": "api"}
-    await served.create({**made, "metadata": {**made["metadata"], "namespace": served.namespace}})
     await served.wait_for("VLLMDeployment", "llama", has_plan("True"))
 
 
@@ -103,11 +109,7 @@ spec:
 async def test_a_model_in_an_object_store_is_imported_and_streamed_from_there(
     served: Cluster, operator: OperatorProcess, tmp_path: Path
 ) -> None:
-    (tmp_path / "old.yaml").write_text(STORED, "utf-8")
-    status, said = await kubectl_vllm(served, "import", str(tmp_path / "old.yaml"))
-    assert status == 0, said
-    made = yaml.safe_load(said)
-    await served.create({**made, "metadata": {**made["metadata"], "namespace": served.namespace}})
+    await create_imported(served, tmp_path, STORED)
     deployment = await served.wait_for("Deployment", "llama", bool)
     [engine] = [each for each in deployment["spec"]["template"]["spec"]["containers"] if each["name"] == "vllm"]
     assert engine["command"] == ["vllm", "serve", "s3://bucket/models/qwen"]

@@ -13,7 +13,6 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.workload import template_spec
 from vllm_operator.kube.client import DEPLOYMENT, GROUP_SET, Unavailable
 from vllm_operator.planning.outcome import Outcome
-from vllm_operator.planning.placement.groups import rendezvous_seconds
 from vllm_operator.planning.planner import plan
 from vllm_operator.rendering.exposure import render_disruption_budget, render_exposure
 from vllm_operator.rendering.manifests import render
@@ -103,6 +102,12 @@ def test_the_current_plan_keeps_its_nodes() -> None:
     again = plan(resource, inventory_of(*(real_node("h100-sxm", f"other-{number}") for number in range(4))), known(), pinned=made)
     assert again.plan == made
     assert again.drift == ()
+
+
+def rendezvous_seconds(made: Plan) -> int | None:
+    """How long the nodes of a replica wait for each other."""
+    values = [int(argument.value or "") for argument in made.args if argument.name == "--distributed-timeout-seconds"]
+    return values[0] if values else None
 
 
 def test_time_limits_of_ranks_are_shorter_than_the_startup_probe_and_longer_than_a_start_on_one_node() -> None:

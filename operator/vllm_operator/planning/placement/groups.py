@@ -10,7 +10,7 @@ The webhook of LeaderWorkerSet puts its variables first into each container, and
 """
 
 from vllm_operator.api.operation import ClaimVolume, StorageSpec
-from vllm_operator.api.plan import Plan, PlannedArgument, PlannedVariable, PlannedWeights
+from vllm_operator.api.plan import PlannedArgument, PlannedVariable, PlannedWeights
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.caches.claims import storage_of, weights_storage
@@ -41,12 +41,6 @@ def group_arguments(deadline: int, version: ResolvedVersion) -> list[PlannedArgu
     )
     known = (each for each in wanted if version.table is None or version.table.knows_flag(each[0]))
     return [PlannedArgument(name=name, value=value, reason=reason) for name, value, reason in known]
-
-
-def rendezvous_seconds(plan: Plan) -> int | None:
-    """Return how long the nodes of a replica wait for each other, in seconds; None for one node, or if the user sets the flag."""
-    value = next((argument.value for argument in plan.args if argument.name == TIMEOUT_FLAG), None)
-    return int(value) if plan.nodes and value is not None and value.isascii() and value.isdigit() else None
 
 
 def group_variables(spec: VLLMDeploymentSpec) -> list[PlannedVariable]:
