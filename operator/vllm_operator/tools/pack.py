@@ -199,11 +199,12 @@ def write_layer(
                 if others and name.startswith(f"{others}/"):
                     add(archive, Entry(others, True, 0, 0, True))
                     others = ""
+                packed_as = Entry(name, *entry[1:])
                 if entry.is_folder:
-                    add(archive, entry._replace(path=name))
+                    add(archive, packed_as)
                     continue
                 with open_unchanged(root, entry) as source:
-                    add(archive, entry._replace(path=name), Scanned(source, entry, secrets))
+                    add(archive, packed_as, Scanned(source, entry, secrets))
             add(archive, Entry(MANIFEST_PREFIX, True, 0, 0, True))
             add(archive, Entry(f"{MANIFEST_PREFIX}/manifest.json", False, len(index), 0, False), io.BytesIO(index))
     return packed.digest, packed.size, plain.digest
