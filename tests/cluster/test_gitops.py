@@ -31,12 +31,12 @@ async def test_kubectl_wait_and_kstatus_tell_when_the_current_spec_is_served(ser
 
 async def test_what_no_wait_cures_is_a_failure_until_the_spec_changes(served: Cluster, operator: OperatorProcess) -> None:
     kubectl = Kubectl(served.kubeconfig, served.namespace)
-    twice = {"version": "0.20.1", "extraArgs": ["--seed=7", "--seed=8"]}
-    await served.create(llama(served.namespace, engine=twice))
+    shortened = {"version": "0.20.1", "args": [{"name": "tensor-parallel", "value": "1"}]}
+    await served.create(llama(served.namespace, engine=shortened))
     await kubectl.run("wait", "vllm/llama", "--for=condition=Stalled", "--timeout=60s")
     refused = await served.get("VLLMDeployment", "llama")
     assert kstatus.compute(refused)[0] == kstatus.FAILED
     waiting = asyncio.create_task(kubectl.run("wait", "vllm/llama", "--for=condition=Ready", "--timeout=60s"))
-    await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"extraArgs": ["--seed=7"]}}})
+    await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"args": [{"name": "seed", "value": "7"}]}}})
     await waiting
     await served.wait_for("VLLMDeployment", "llama", lambda it: kstatus.compute(it)[0] == kstatus.CURRENT)

@@ -79,10 +79,10 @@ async def test_what_vllm_would_refuse_is_refused_before_a_pod_starts(
 ) -> None:
     gpu_nodes("b200")  # beside the H100 that every test has
     qwen = "hf://Qwen/Qwen3-8B"
-    long = {"version": "0.20.1", "extraArgs": ["--max-model-len", "1M"]}
+    long = {"version": "0.20.1", "args": [{"name": "max-model-len", "value": "1M"}]}
     asked: list[tuple[str, str, dict[str, Any], str, dict[str, Any]]] = [
         ("divided", LLAMA_70B, {"parallelism": {"tensor": 3}}, "64 attention heads cannot be divided by 3", {"parallelism": {"tensor": 4}}),
-        ("flag", qwen, {"engine": long}, "1048576 tokens, since Qwen/Qwen3-8B has 40960", {"engine": {"extraArgs": None}}),
+        ("flag", qwen, {"engine": long}, "1048576 tokens, since Qwen/Qwen3-8B has 40960", {"engine": {"args": None}}),
         ("context", qwen, {"sizing": {"contextLength": 262144}}, "262144 tokens", {"sizing": {"contextLength": 40960}}),
     ]
     for name, uri, spec, said, right in asked:

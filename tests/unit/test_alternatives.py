@@ -12,7 +12,6 @@ from support.plans import deployment, planned, refusal
 from vllm_operator.api.resource import VLLMDeployment
 
 LLAMA_8B, LLAMA_70B, QWEN_30B = "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.3-70B-Instruct", "Qwen/Qwen3-30B-A3B"
-WORDS = ["--seed", "7", "--max-model-len=131072", "--enable-prefix-caching"]
 LONG = [{"name": "--enable-prefix-caching"}, {"name": "max_model_len", "value": "131072"}]
 
 
@@ -66,13 +65,6 @@ CASES: list[tuple[str, str, tuple[str, ...], dict[str, Any], int]] = [
     ("whole GPUs in place of small slices", LLAMA_70B, ("h100-mig-mixed", "b200"), {"accelerator": {"mig": {"mode": "Enabled"}}}, 1),
     ("whole GPUs", LLAMA_70B, ("h100-mig-mixed", "b200"), {"accelerator": {"mig": {"profile": "3g.40gb"}}}, 1),
     ("a shorter context by flag", LLAMA_8B, ("l4",), {"parallelism": {"tensor": 1}, "engine": {"version": "0.20.1", "args": LONG}}, 1),
-    (
-        "a context by word",
-        LLAMA_8B,
-        ("l4",),
-        {"parallelism": {"tensor": 1}, "engine": {"version": "0.20.1", "extraArgs": WORDS}},
-        1,
-    ),
     ("a shorter context", LLAMA_8B, ("l4",), {"accelerator": {"count": 1}, "sizing": {"contextLength": 131072}}, 1),
     ("a quantized checkpoint", QWEN_30B, ("l40s",), {"accelerator": {"count": 1}}, 2),
 ]

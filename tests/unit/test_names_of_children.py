@@ -11,7 +11,7 @@ from support.operators import Bench
 from vllm_operator.api.labels import is_name
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import Role, VLLMDeployment, job_prefix, labels_of
-from vllm_operator.api.rules import NAME
+from vllm_operator.api.rules import find_rules
 from vllm_operator.caches.artifacts import publishing_name
 from vllm_operator.caches.cleaning import cleaning_name
 from vllm_operator.caches.priming import render_primer
@@ -20,7 +20,7 @@ from vllm_operator.pods.owner import instance_of
 from vllm_operator.rendering.manifests import render
 from vllm_operator.rendering.revision import render_revision
 
-PATTERN = NAME["rule"].partition("'")[2].rpartition("'")[0]
+PATTERN = find_rules("name")[0]["rule"].partition("'")[2].rpartition("'")[0]
 NAMES = st.from_regex(PATTERN.replace("$", r"\Z")) | st.from_regex(r"\A[ab](-(cache|clean|primer|gpu|weights|fetch|[0-9a-f]{8})){0,4}\Z")
 DIGEST = "0123456789ab"
 PLAN: dict[str, Any] = {

@@ -38,10 +38,10 @@ CASES: dict[str, tuple[Spec, Spec, Spec, list[str]]] = {
         {"engine": {"args": [{"name": "--enable-chunked-prefill"}, {"name": "--seed", "value": "7"}]}},
         ["engine.args.enable-chunked-prefill"],
     ),
-    "a flag that the object negates, or sets in extraArgs": (
-        {"engine": {"args": [{"name": "no-enable-prefix-caching"}], "extraArgs": ["--max_model_len", "8192"]}},
+    "a flag that the object negates, or spells with underscores": (
+        {"engine": {"args": [{"name": "no-enable-prefix-caching"}, {"name": "max_model_len", "value": "8192"}]}},
         {"engine": {"args": [{"name": "--enable-prefix-caching"}, {"name": "max-model-len", "value": "4096"}]}},
-        {"engine": {"args": [{"name": "no-enable-prefix-caching"}], "extraArgs": ["--max_model_len", "8192"]}},
+        {"engine": {"args": [{"name": "no-enable-prefix-caching"}, {"name": "max_model_len", "value": "8192"}]}},
         [],
     ),
     "variables by name": (

@@ -34,11 +34,12 @@ CONFIG = {
     "max_position_embeddings": 8192,
     "torch_dtype": "bfloat16",
 }
-LONG = {"version": "0.33.0", "extraArgs": ["--max-model-len", "1M"]}
+LONG = {"version": "0.33.0", "args": [{"name": "max-model-len", "value": "1M"}]}
 
 
-def flags(*words: str, **engine: Any) -> dict[str, Any]:
-    return {"engine": {"version": "0.33.0", "extraArgs": list(words), **engine}}
+def flags(*words: str) -> dict[str, Any]:
+    args = [{"name": name, "value": value} for name, value in zip(words[::2], words[1::2], strict=True)]
+    return {"engine": {"version": "0.33.0", "args": args}}
 
 
 def on_fleet(resource: VLLMDeployment, **options: Any) -> Any:
@@ -92,9 +93,9 @@ def test_a_vocabulary_is_divided_after_it_was_padded() -> None:
     "spec",
     [
         {"engine": {**LONG, "env": [{"name": "VLLM_ALLOW_LONG_MAX_MODEL_LEN", "value": "1"}]}},
-        {"engine": {**LONG, "extraArgs": ["--max-model-len", "1M", "--hf-overrides", '{"max_position_embeddings": 1048576}']}},
-        {"engine": {"version": "0.33.0", "extraArgs": ["--max-model-len", "auto"]}},
-        {"engine": {"version": "0.33.0", "extraArgs": ["--max-model-len", "40960"]}},
+        flags("--max-model-len", "1M", "--hf-overrides", '{"max_position_embeddings": 1048576}'),
+        flags("--max-model-len", "auto"),
+        flags("--max-model-len", "40960"),
     ],
 )
 def test_a_context_that_vllm_accepts_is_planned(spec: dict[str, Any]) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from vllm_operator.api import labels, rules
-from vllm_operator.api.base import FORM
+from vllm_operator.api import labels
+from vllm_operator.api.base import FORM, RULES
+from vllm_operator.api.rules import find_rules
 from vllm_operator.api.spec import PRESET_PLURALS, PresetSpec, VLLMDeploymentSpec
 from vllm_operator.api.status import VLLMDeploymentStatus
 
@@ -43,6 +44,8 @@ def structural(schema: Mapping[str, Any], definitions: Mapping[str, Schema]) -> 
         merged.pop("additionalProperties", None)
     if merged.get("type") == "integer":
         merged["format"] = "int32" if merged.get("maximum", INT32_MAX + 1) <= INT32_MAX else "int64"
+    if RULES in merged:
+        merged["x-kubernetes-validations"] = find_rules(*merged[RULES])
     if FORM in merged:
         # The default message of a pattern quotes the pattern. A CEL rule can say what to write instead.
         rule = {"rule": f"self.matches(r'{merged.pop('pattern')}')", "message": merged[FORM]}
@@ -91,7 +94,7 @@ def custom_resource_definition() -> dict[str, Any]:
         },
         "additionalPrinterColumns": _columns(),
         "schema": {
-            "openAPIV3Schema": {**_object_schema(description, spec=spec, status=status), "x-kubernetes-validations": [dict(rules.NAME)]}
+            "openAPIV3Schema": {**_object_schema(description, spec=spec, status=status), "x-kubernetes-validations": find_rules("name")}
         },
     }
     return _definition(labels.KIND, labels.PLURAL, version, short_names=(labels.SHORT_NAME,))

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from vllm_operator.api import rules
 from vllm_operator.api.base import LIST_ATOMIC, SPACES, Model, Name, checked_by, form, open_objects, optional
 
 Repository = Annotated[
@@ -92,7 +91,7 @@ class StorageSpec(Model):
 class ArtifactSpec(Model):
     """Caches in a container registry. Pods fill an empty cache directory from there before the engine starts."""
 
-    model_config = ConfigDict(json_schema_extra=checked_by(*rules.ARTIFACT))
+    model_config = ConfigDict(json_schema_extra=checked_by("artifact"))
     repository: Repository | None = optional(
         "Repository of the artifacts, for example registry.example/team/vllm-caches. The tag follows from the image, the GPU, the model "
         "and the settings of the engine."
@@ -119,7 +118,7 @@ class ArtifactSpec(Model):
 class CacheSpec(StorageSpec):
     """Storage of compiled kernels and graphs between starts."""
 
-    model_config = ConfigDict(json_schema_extra=checked_by(*rules.STORAGE))
+    model_config = ConfigDict(json_schema_extra=checked_by("storage"))
     priming: Literal["Auto", "Always", "Never"] | None = optional(
         "Whether one Pod fills empty caches before the other Pods start. Default: Auto."
     )
@@ -129,7 +128,7 @@ class CacheSpec(StorageSpec):
 class WeightsSpec(StorageSpec):
     """Storage of downloaded weights between starts, separate from the caches."""
 
-    model_config = ConfigDict(json_schema_extra=checked_by(*rules.STORAGE, rules.PREFETCH_TO_CLAIM))
+    model_config = ConfigDict(json_schema_extra=checked_by("storage", "weights"))
     prefetch: Literal["Never", "BeforeStart"] | None = optional(
         "BeforeStart: a Job without a GPU downloads the weights to the shared PersistentVolumeClaim before Pods start. The engines then "
         "use exactly that commit, and do not ask the hub. Never: each engine downloads what is missing. Default: Never."
@@ -139,7 +138,7 @@ class WeightsSpec(StorageSpec):
 class RolloutSpec(Model):
     """Replacement of Pods when the spec changes."""
 
-    model_config = ConfigDict(json_schema_extra=checked_by(*rules.ROLLOUT))
+    model_config = ConfigDict(json_schema_extra=checked_by("rollout"))
     strategy: Literal["Auto", "Recreate", "RollingUpdate"] | None = optional(
         "Auto: Recreate for one replica, else RollingUpdate with maxSurge 0, which needs no free GPU. Default: Auto."
     )
@@ -175,11 +174,11 @@ AnnotationValue = Annotated[str, Field(max_length=4096)]
 class ServiceSpec(Model):
     """The Service in front of the replicas."""
 
-    model_config = ConfigDict(json_schema_extra=checked_by(*rules.SERVICE))
+    model_config = ConfigDict(json_schema_extra=checked_by("service"))
     port: int | None = optional("Port of the Service. Default: 8000.", ge=1, le=65535)
     type: Literal["ClusterIP", "NodePort", "LoadBalancer"] | None = optional("Type of the Service. Default: ClusterIP.")
     annotations: Annotated[dict[str, AnnotationValue], Field(max_length=32)] | None = optional(
-        "Annotations of the Service, for example for the load balancer of a cloud provider.", checked_by(rules.OWN_ANNOTATIONS)
+        "Annotations of the Service, for example for the load balancer of a cloud provider.", checked_by("annotations")
     )
     load_balancer_class: Annotated[str, Field(min_length=1, max_length=256)] | None = optional(
         "Implementation of the load balancer, for a Service of the type LoadBalancer. Default: that of the cluster."
@@ -277,7 +276,7 @@ class KedaSpec(Model):
 class AutoscalingSpec(Model):
     """A HorizontalPodAutoscaler, or a ScaledObject of KEDA, that sets `spec.replicas`."""
 
-    model_config = ConfigDict(json_schema_extra=checked_by(*rules.AUTOSCALING))
+    model_config = ConfigDict(json_schema_extra=checked_by("autoscaling"))
     min_replicas: int | None = optional("Minimum number of replicas. 0 needs `keda`. Default: 1.", ge=0, le=1000)
     max_replicas: int = Field(ge=1, le=1000, description="Maximum number of replicas.")
     metric: ScalingMetric | None = optional(
@@ -296,7 +295,7 @@ class AutoscalingSpec(Model):
 class StartupSpec(Model):
     """Time limits of a start, and what to do about a stalled one."""
 
-    model_config = ConfigDict(json_schema_extra=checked_by(rules.STALL_WITHIN_DEADLINE))
+    model_config = ConfigDict(json_schema_extra=checked_by("startup"))
     deadline_seconds: Annotated[int, Field(ge=60, le=86400)] | None = optional(
         "Maximum duration of a start. After it, the kubelet restarts the container. Default: one hour plus the time to read the weights "
         "at 100 MiB/s, and to download them at this speed if they are on the hub; three hours for weights of unknown size."

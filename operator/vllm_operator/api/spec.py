@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from vllm_operator.api import rules
 from vllm_operator.api.base import LIST_ATOMIC, LIST_SET, SPACES, Model, Name, checked_by, cut_depth, form, list_map, open_objects, optional
 from vllm_operator.api.operation import (
     AuthSpec,
@@ -53,14 +52,6 @@ FlagName = Annotated[
     str,
     form(
         128, r"^-{0,2}[A-Za-z][A-Za-z0-9._-]*$", "write the name of one flag, such as max-model-len, and put its value into the field value"
-    ),
-]
-CommandLineWord = Annotated[
-    str,
-    form(
-        4096,
-        r"^($|[^-]|-([^-A-Za-z]|$)|--?[A-Za-z][A-Za-z0-9._-]*(=|$))",
-        "write each word by itself: --max-model-len and then 8192, or --max-model-len=8192",
     ),
 ]
 VariableName = Annotated[
@@ -169,7 +160,7 @@ class ModelFacts(Model):
 class ModelSpec(Model):
     """The model to serve."""
 
-    model_config = ConfigDict(json_schema_extra=checked_by(rules.REVISION_ON_HUB))
+    model_config = ConfigDict(json_schema_extra=checked_by("revision"))
     uri: ModelURI = Field(
         description="Location of the model: `hf://organisation/name` on the model hub, `pvc://claim/path` on a PersistentVolumeClaim in "
         "the same namespace, or `s3://bucket/path`, `gs://bucket/path` or `az://container/path` in an object store."
@@ -193,7 +184,7 @@ AdapterName = Annotated[
 class AdapterSpec(Model):
     """A LoRA adapter. Clients use it by its name, as they use a model."""
 
-    model_config = ConfigDict(json_schema_extra=checked_by(rules.REVISION_ON_HUB))
+    model_config = ConfigDict(json_schema_extra=checked_by("revision"))
     name: AdapterName = Field(description="Model name in client requests.")
     uri: AdapterURI = Field(
         description="Location of the adapter: `hf://organisation/name` on the model hub, or `pvc://claim/path` on a "
@@ -211,7 +202,7 @@ class AdapterSpec(Model):
 class EngineArgument(Model):
     """A command line flag of the engine."""
 
-    model_config = ConfigDict(json_schema_extra=checked_by(rules.VALUE_OR_VALUES))
+    model_config = ConfigDict(json_schema_extra=checked_by("argument"))
     name: FlagName = Field(description="Name of the flag, with or without leading dashes: `--max-model-len` or `max-model-len`.")
     value: str | None = optional("Value. Absent for a flag without a value.", max_length=16384)
     values: list[Annotated[str, Field(max_length=4096)]] | None = optional(
@@ -227,7 +218,7 @@ class EngineArgument(Model):
 class EnvironmentVariable(Model):
     """An environment variable of the engine container, as in a Pod."""
 
-    model_config = ConfigDict(json_schema_extra=checked_by(rules.VALUE_OR_SOURCE))
+    model_config = ConfigDict(json_schema_extra=checked_by("variable"))
     name: VariableName = Field(description="Name of the variable.")
     value: str | None = optional("Value of the variable.", max_length=16384)
     value_from: dict[str, Any] | None = optional(
@@ -244,19 +235,13 @@ class EnvironmentVariable(Model):
 class EngineSpec(Model):
     """The vLLM server to run."""
 
-    model_config = ConfigDict(json_schema_extra=checked_by(rules.ARGUMENTS_APART))
     image: Image | None = optional("Container image. Default: `vllm/vllm-openai:v<version>`.")
     version: EngineVersion | None = optional(
         "vLLM version in the image. Required if the image tag does not name it, as with `latest`, a digest or a custom build."
     )
     distribution: Distribution | None = optional("Build of vLLM in the image. Default: vLLM.")
     args: list[EngineArgument] | None = optional(
-        "Flags for `vllm serve`. They override the operator's choices.", list_map("name"), checked_by(*rules.ARGUMENTS), max_length=128
-    )
-    extra_args: Annotated[list[CommandLineWord], Field(max_length=64)] | None = optional(
-        'The same as `args`, as words of a command line: `["--seed", "7"]`. A flag can be in one of the two lists.',
-        LIST_ATOMIC,
-        checked_by(*rules.EXTRA_ARGUMENTS),
+        "Flags for `vllm serve`. They override the operator's choices.", list_map("name"), checked_by("arguments"), max_length=128
     )
     env: list[EnvironmentVariable] | None = optional(
         "Environment variables of the engine container. They override the operator's choices.", list_map("name"), max_length=256
@@ -266,7 +251,7 @@ class EngineSpec(Model):
 class MigSpec(Model):
     """MIG slices of GPUs."""
 
-    model_config = ConfigDict(json_schema_extra=checked_by(*rules.MIG))
+    model_config = ConfigDict(json_schema_extra=checked_by("mig"))
     mode: Toggle | None = optional("Enabled: only MIG slices. Disabled: only whole GPUs. Default: Enabled if `profile` or `uuids` is set.")
     profile: MigProfile | None = optional("MIG profile, for example 1g.10gb.")
     uuids: list[MigUUID] | None = optional("Use only these MIG devices. Requires `allocation: DRA`.", LIST_SET, min_length=1, max_length=64)
@@ -275,7 +260,7 @@ class MigSpec(Model):
 class AcceleratorSpec(Model):
     """GPUs that a replica may use, and their number."""
 
-    model_config = ConfigDict(json_schema_extra=checked_by(*rules.ACCELERATOR))
+    model_config = ConfigDict(json_schema_extra=checked_by("accelerator"))
     architectures: Annotated[list[Architecture], Field(min_length=1, max_length=16)] | None = optional(
         "Allowed GPU architectures in order of preference, for example sm_100, sm_90. Default: any.", LIST_ATOMIC
     )
@@ -381,7 +366,7 @@ POD_TEMPLATE = open_objects(metadata="Labels and annotations of the Pods.", spec
 class VLLMDeploymentSpec(Model):
     """Desired state: model, GPUs, and how to serve."""
 
-    model_config = ConfigDict(json_schema_extra=checked_by(*rules.SPEC))
+    model_config = ConfigDict(json_schema_extra=checked_by("spec"))
     preset_ref: PresetReference | None = optional("Preset with defaults for the fields below, merged when a plan is made. Default: none.")
     model: ModelSpec = Field(description="The model to serve.")
     adapters: list[AdapterSpec] | None = optional("LoRA adapters to serve beside the model.", list_map("name"), min_length=1, max_length=64)
@@ -426,9 +411,9 @@ class PresetEngineSpec(Model):
     version: EngineVersion | None = optional("vLLM version in the image.")
     distribution: Distribution | None = optional("Build of vLLM in the image.")
     args: Annotated[list[EngineArgument], Field(max_length=64)] | None = optional(
-        "Flags for `vllm serve`. A flag that the object sets, in `args` or `extraArgs`, is not taken.",
+        "Flags for `vllm serve`. A flag that the object sets is not taken.",
         list_map("name"),
-        checked_by(*rules.ARGUMENTS),
+        checked_by("arguments"),
     )
     env: list[EnvironmentVariable] | None = optional(
         "Environment variables of the engine container. A variable that the object sets is not taken.", list_map("name"), max_length=128

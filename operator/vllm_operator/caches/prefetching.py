@@ -127,8 +127,7 @@ def with_commit(plan: Plan, resource: VLLMDeployment, commit: str) -> Plan:
     args.append(PlannedArgument(name="--revision", value=commit, reason="The commit that was fetched (spec.weights.prefetch)."))
     engine = resource.spec.engine
     given = {each.name.lstrip("-").replace("_", "-") for each in (engine.args if engine else None) or ()}
-    words = {word.partition("=")[0].lstrip("-").replace("_", "-") for word in (engine.extra_args if engine else None) or ()}
-    if any(flag.removeprefix("--") in given | words or any(a.name == flag for a in args) for flag in OTHER_REPOSITORIES):
+    if any(flag.removeprefix("--") in given or any(a.name == flag for a in args) for flag in OTHER_REPOSITORIES):
         return plan.model_copy(update={"args": args})
     if not any(argument.name == "--served-model-name" for argument in args):
         # without the hub, vLLM uses the path of the files as the model name (vllm/engine/arg_utils.py)

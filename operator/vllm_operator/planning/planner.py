@@ -220,7 +220,6 @@ class _FreshPlan:
         spec = self.resource.spec
         check_pod_template(spec.pod_template)
         check_containers(spec.pod_template)
-        overrides.check_arguments(spec.engine)
         check_adapters(spec)
         given = overrides.read_overrides(spec)
         engine, forced = (spec.engine or EngineSpec()).model_copy(update={"image": given.image}), self._allows_unsupported

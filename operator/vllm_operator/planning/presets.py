@@ -24,7 +24,7 @@ from vllm_operator.api.reading import mapping, objects, sequence
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import PRESET_PLURALS, EngineSpec, PresetSpec, VLLMDeploymentSpec
 from vllm_operator.catalog.notes import say
-from vllm_operator.planning.engine.overrides import given_arguments, subject_of, subjects_of
+from vllm_operator.planning.engine.overrides import subject_of, subjects_of
 from vllm_operator.planning.outcome import differing_fields
 from vllm_operator.planning.pinning import is_in_force
 from vllm_operator.planning.pod_template import HANDLERS, PLAIN, POD_TEMPLATE, MergeRules, SpecError, check_pod_template, identify
@@ -75,7 +75,7 @@ def _without_contradictions(own: Fields, preset: Fields) -> dict[str, Any]:
 def _engine_for(own: Fields, preset: Fields) -> dict[str, Any]:
     taken = _without(preset, *_IMAGE) if any(name in own for name in _IMAGE) else dict(preset)
     if "args" in taken:
-        given = {subject_of(argument.name) for argument in given_arguments(EngineSpec.model_validate(own))}
+        given = {subject_of(argument.name) for argument in EngineSpec.model_validate(own).args or ()}
         taken["args"] = [each for each in taken["args"] if given.isdisjoint(subjects_of(each["name"]))]
     return {name: value for name, value in taken.items() if value or name not in _ENGINE.lists}
 

@@ -20,7 +20,7 @@ from packaging.specifiers import SpecifierSet
 from vllm_operator.api.labels import SHORT_NAME
 from vllm_operator.api.plan import Plan, PlannedArgument, PlannedVariable
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.spec import EngineArgument, EngineSpec, EnvironmentVariable, VLLMDeploymentSpec
+from vllm_operator.api.spec import EngineArgument, EnvironmentVariable, VLLMDeploymentSpec
 from vllm_operator.api.status import ChangeKind, CrashStatus, RemediationStatus, RemedyChange
 from vllm_operator.catalog.startup import Change, Signature
 from vllm_operator.catalog.templates import fill_in_exactly
@@ -121,8 +121,8 @@ def patch_command(resource: VLLMDeployment, changes: Iterable[RemedyChange]) -> 
 
 def patch_operations(resource: VLLMDeployment, changes: Iterable[RemedyChange]) -> list[Operation]:
     """Return the changes as a JSON patch (RFC 6902)."""
-    engine = resource.spec.engine
-    changes, operations = _change_words(engine, list(changes))
+    engine, changes = resource.spec.engine, list(changes)
+    operations: list[Operation] = []
     added: dict[str, list[Operation]] = {}
     for kind, field in (("Argument", "args"), ("Variable", "env")):
         entries: Sequence[EngineArgument | EnvironmentVariable] | None = getattr(engine, field, None)
@@ -144,19 +144,6 @@ def patch_operations(resource: VLLMDeployment, changes: Iterable[RemedyChange]) 
     if added and engine is None:
         return [*_create("/spec/engine", added), *operations]
     return [*operations, *(operation for field, values in added.items() for operation in _create(f"/spec/engine/{field}", values))]
-
-
-def _change_words(engine: EngineSpec | None, changes: list[RemedyChange]) -> tuple[list[RemedyChange], list[Operation]]:
-    """Return the operations for flags in `extraArgs`, and the remaining changes."""
-    extra = (engine.extra_args if engine is not None else None) or []
-    given = {normalize_flag(words.argument.name): words for words in overrides.read_words(extra)}
-    found = [change for change in changes if change.kind == "Argument" and change.name in given]
-    operations: list[Operation] = []
-    for change in sorted(found, key=lambda each: given[each.name].start, reverse=True):
-        value = [change.value] if change.value is not None else []
-        instead = [] if change.action == "Remove" else [change.name, *value]
-        operations += overrides.replace_words(extra, given[change.name], instead)
-    return [change for change in changes if change not in found], operations
 
 
 def _entry(change: RemedyChange, name: str) -> Operation:

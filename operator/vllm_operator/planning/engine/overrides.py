@@ -1,4 +1,4 @@
-"""The user's variables and flags: `spec.engine.env`, `args` and the words in `extraArgs`. They override the plan, with a note."""
+"""The user's variables and flags: `spec.engine.env` and `args`. They override the plan, with a note."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.plan import PlannedArgument, PlannedVariable
 from vllm_operator.api.reading import mapping, named, read_text, sequence
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.rules import OWNED_FLAGS
+from vllm_operator.api.rules import owned_flags
 from vllm_operator.api.spec import Distribution, EngineArgument, EngineSpec, VLLMDeploymentSpec
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.notes import Note, note, say
@@ -21,58 +21,6 @@ from vllm_operator.planning.engine.image import ResolvedVersion
 from vllm_operator.planning.pod_template import SpecError
 from vllm_operator.sizing.parallelism import resolve_shape
 from vllm_operator.text.wording import similar
-
-_FLAG = re.compile(r"--?[A-Za-z]")
-"""The beginning of a flag. All other words are values, including negative numbers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Words:
-    """A flag in `extraArgs` and its words: from index `start` to before index `end`."""
-
-    argument: EngineArgument
-    start: int
-    end: int
-
-
-def read_words(words: Sequence[str]) -> tuple[Words, ...]:
-    """Group the words of a command line by flag, like argparse. Words before the first flag are dropped, because the API refuses them."""
-    starts = [index for index, word in enumerate(words) if _FLAG.match(word)]
-    ends = [*starts[1:], len(words)]
-    return tuple(Words(_argument(words[start:end]), start, end) for start, end in zip(starts, ends, strict=False))
-
-
-def given_arguments(engine: EngineSpec | None) -> tuple[EngineArgument, ...]:
-    """Return all flags of the user in their order: `args`, then `extraArgs`."""
-    if engine is None:
-        return ()
-    return (*(engine.args or ()), *(words.argument for words in read_words(engine.extra_args or ())))
-
-
-def replace_words(extra: Sequence[str], given: Words, instead: Sequence[str]) -> list[dict[str, str]]:
-    """Return JSON patch operations (RFC 6902) that replace a flag and its values. With several flags, apply the last one first."""
-    path, places = "/spec/engine/extraArgs", range(given.start, given.end)
-    return [
-        *({"op": "test", "path": f"{path}/{index}", "value": extra[index]} for index in places),
-        *({"op": "remove", "path": f"{path}/{index}"} for index in reversed(places)),
-        *({"op": "add", "path": f"{path}/{given.start + offset}", "value": word} for offset, word in enumerate(instead)),
-    ]
-
-
-def check_arguments(engine: EngineSpec | None) -> None:
-    """Refuse a flag that is given twice with SpecError. The API server compares only exact words of `extraArgs`."""
-    flags = [normalize_flag(argument.name) for argument in given_arguments(engine)] if engine and engine.extra_args else []
-    if twice := next((flag for place, flag in enumerate(flags) if flag in flags[:place]), None):
-        raise SpecError(f"spec.engine sets the flag {twice[:128]} twice, in args or extraArgs; keep one of them")
-
-
-def _argument(words: Sequence[str]) -> EngineArgument:
-    """Return a flag with its values. Not validated: `extraArgs` allows words that `args` does not."""
-    name, equals, value = words[0].partition("=")
-    values = [*([value] if equals else []), *words[1:]]
-    one = values[0] if len(values) == 1 else None
-    return EngineArgument.model_construct(name=name, value=one, values=values if len(values) > 1 else None)
-
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 MIG_UUID, GPU_UUID = re.compile(r"MIG-[0-9A-Za-z/-]{1,60}"), re.compile(r"GPU-[0-9A-Za-z-]{1,60}")
@@ -102,9 +50,10 @@ class Overrides:
     def expanded(self, table: VersionTable | None) -> "Overrides":
         """Return full names for unambiguous abbreviations of flags. Raises SpecError for a flag for which the spec has a field."""
         full = {flag: table.full_flag(flag) if table is not None else flag for flag in self.arguments}
+        owned = owned_flags()
         for flag, name in full.items():
-            if name != flag and name in OWNED_FLAGS:
-                raise SpecError(f"spec.engine sets {flag}, which is short for {name}; {OWNED_FLAGS[name]}")
+            if name != flag and name in owned:
+                raise SpecError(f"spec.engine sets {flag}, which is short for {name}; {owned[name]}")
         return replace(self, arguments={full[flag]: value for flag, value in self.arguments.items()})
 
 
@@ -119,7 +68,7 @@ def read_overrides(spec: VLLMDeploymentSpec) -> Overrides:
             variables[str(given["name"])] = None if "valueFrom" in given else str(given.get("value", ""))
     return Overrides(
         variables=variables,
-        arguments={normalize_flag(given.name): given.text for given in given_arguments(engine)},
+        arguments={normalize_flag(given.name): given.text for given in engine.args or ()},
         image=read_text(container.get("image")) or engine.image,
         replaces_arguments="args" in container or "command" in container,
         resources=tuple(str(name) for kind in ("requests", "limits") for name in mapping(container, "resources", kind)),
@@ -129,8 +78,10 @@ def read_overrides(spec: VLLMDeploymentSpec) -> Overrides:
 
 def passed_arguments(engine: EngineSpec | None) -> tuple[EngineArgument, ...]:
     """Return the user's flags for `vllm serve`, in their order."""
-    of_script = SCRIPT_FLAGS.get((engine and engine.distribution) or Distribution.VLLM, frozenset())
-    return tuple(argument for argument in given_arguments(engine) if normalize_flag(argument.name) not in of_script)
+    if engine is None:
+        return ()
+    of_script = SCRIPT_FLAGS.get(engine.distribution or Distribution.VLLM, frozenset())
+    return tuple(argument for argument in engine.args or () if normalize_flag(argument.name) not in of_script)
 
 
 def drop_overridden(

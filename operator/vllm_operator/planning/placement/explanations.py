@@ -14,7 +14,6 @@ from vllm_operator.catalog.notes import Note, note, say
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.versions import normalize_flag
 from vllm_operator.inventory.pools import Inventory
-from vllm_operator.planning.engine.overrides import read_words, replace_words
 from vllm_operator.planning.placement.fitting import UTILIZATION_FLAG, Headroom, Sizing, longest_context
 from vllm_operator.planning.placement.policy import Ranking, gpu_name, group_of, kind_of, product_label
 from vllm_operator.planning.placement.targets import WAITS, Candidate
@@ -145,9 +144,6 @@ def _shorter_context(resource: VLLMDeployment, refused: Candidate, sizing: Sizin
     if sizing.options is None or not sizing.options.max_length or not longest:
         return []
     engine, text = resource.spec.engine or EngineSpec(), f"set {LENGTH_FLAG} to {longest} or less"
-    for words in read_words(engine.extra_args or ()):
-        if normalize_flag(words.argument.name) == LENGTH_FLAG:
-            return [_change(text, resource, replace_words(engine.extra_args or (), words, [LENGTH_FLAG, str(longest)]))]
     for index, argument in enumerate(engine.args or ()):
         if normalize_flag(argument.name) == LENGTH_FLAG:
             path = f"/spec/engine/args/{index}"

@@ -1,0 +1,73 @@
+"""Flags with several values, abbreviations of flags, and flags that a version does not have."""
+
+from typing import Any
+
+import pytest
+
+from support.gpus import real_node
+from support.plans import deployment, made, refusal
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.catalog.versions import load_versions
+from vllm_operator.rendering.pod import render_pod_template
+
+
+def command_of(resource: VLLMDeployment) -> list[str]:
+    plan = made(resource, real_node("h200"))
+    args: list[str] = render_pod_template(resource, plan)["spec"]["containers"][0]["args"]
+    return args
+
+
+def with_flags(*args: dict[str, Any]) -> VLLMDeployment:
+    return deployment(engine={"version": "0.20.1", "args": list(args)})
+
+
+def test_flags_of_the_user_reach_the_engine_after_those_of_the_plan() -> None:
+    flags = {"name": "seed", "value": "7"}, {"name": "enforce-eager"}
+    assert command_of(with_flags(*flags))[-3:] == ["--seed", "7", "--enforce-eager"]
+
+
+def test_several_values_follow_their_flag() -> None:
+    sizes = {"name": "cudagraph-capture-sizes", "values": ["1", "2", "4"]}
+    assert command_of(with_flags(sizes))[-4:] == ["--cudagraph-capture-sizes", "1", "2", "4"]
+
+
+def test_a_flag_that_the_version_does_not_know_is_refused() -> None:
+    reason, message = refusal(with_flags({"name": "max-model-length", "value": "8192"}), real_node("h200"))
+    assert reason == "Unsupported"
+    assert "Did you mean --max-model-len?" in message
+
+
+@pytest.mark.parametrize("name", ["kv-cache-memory", "kv_cache_memory", "--kv-cache-memory"])
+def test_an_abbreviation_counts_as_the_flag(name: str) -> None:
+    version = load_versions().resolve("0.30.0").table
+    assert version
+    assert version.full_flag(name) == "--kv-cache-memory-bytes"
+    size = str(8 << 30)
+    plans = [
+        made(deployment("hf://Qwen/Qwen3-8B", engine={"version": "0.30.0", "args": [{"name": each, "value": size}]}), real_node("h200"))
+        for each in (name.lstrip("-"), "kv-cache-memory-bytes")
+    ]
+    assert plans[0].memory == plans[1].memory
+    assert plans[0].notes == plans[1].notes
+
+
+@pytest.mark.parametrize(
+    ("flag", "meant"),
+    [
+        ("--kv-cache", "--kv-cache"),  # of several flags
+        ("--seed", "--seed"),  # a flag, and the beginning of none
+        ("--no-enable-prefix-cach", "--no-enable-prefix-caching"),
+        ("--compilation-conf.mode", "--compilation-config.mode"),
+        ("--of-nothing", "--of-nothing"),
+        ("-tp", "-tp"),
+    ],
+)
+def test_only_an_unambiguous_abbreviation_stands_for_a_flag(flag: str, meant: str) -> None:
+    assert load_versions().newest.full_flag(flag) == meant
+
+
+def test_an_abbreviation_of_a_flag_that_has_a_field_is_refused() -> None:
+    engine = {"version": "0.33.0", "args": [{"name": "tensor-parallel", "value": "2"}]}
+    reason, message = refusal(deployment("hf://Qwen/Qwen3-8B", engine=engine), real_node("h200"))
+    assert reason == "InvalidSpec"
+    assert "--tensor-parallel, which is short for --tensor-parallel-size; use parallelism.tensor" in message
