@@ -12,7 +12,7 @@ from vllm_operator.inventory.pools import Inventory
 from vllm_operator.kube.client import NODE, Forbidden, Kind, Manifest, NotFound, Unavailable
 
 GPU_NODE = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n", "labels": {"nvidia.com/gpu.present": "true"}}}
-ONE = Inventory(node_count=1)
+ONE = Inventory(boots={"n": "1"})
 
 
 class SlowCluster(FakeCluster):
@@ -36,7 +36,7 @@ class World:
         self.cluster = SlowCluster()
         self.cluster.put(GPU_NODE)
         self.cache = InventoryCache(
-            self.cluster, lambda nodes, slices, node_pools: Inventory(node_count=len(nodes)), clock=lambda: self.now
+            self.cluster, lambda nodes, slices, node_pools: Inventory(boots={"n": str(len(nodes))}), clock=lambda: self.now
         )
 
     async def waiting(self, number: int, max_age: float | None = None) -> list[asyncio.Task[Inventory]]:

@@ -88,7 +88,6 @@ def _read_gfd(labels: Mapping[str, str], note: Note) -> NodeLabels:
         product=product,
         memory_mebibytes=_integer(labels, f"{PREFIX}gpu.memory", note) or None,
         mig_profile=None if profile == "INVALID" else profile,
-        mig_strategy=labels.get(f"{PREFIX}mig.strategy") or None,
         shared=shared or sharing in ("time-slicing", "mps") or (replicas or 0) > 1,
         time_slices=replicas if replicas is not None and 1 < replicas <= MOST_SLICES and sharing == "time-slicing" else None,
         driver=_first(labels, DRIVER, read_version, note),

@@ -110,12 +110,10 @@ def read_inventory(
     labels: dict[str, Mapping[str, str]] = {}
     taints: dict[str, tuple[Taint, ...]] = {}
     boots: dict[str, str] = {}
-    count = 0
     for node in nodes:
         name = read_text(mapping(node, "metadata").get("name"))
         if name is None:
             continue
-        count += 1
         boots[name] = (read_text(mapping(node, "status", "nodeInfo").get("bootID")) or "")[:128]
         reader = _Node(name, node, devices.get(name, ()), gpus, notes)
         found = reader.pools()
@@ -124,7 +122,7 @@ def read_inventory(
         pools.extend(found)
     templates = sorted(read_node_pools(node_pools, gpus), key=lambda template: (template[0].nodes, template[0].labels))
     merged, said = _merge(pools), tuple(sorted(notes)[:NOTES_LIMIT])
-    return Inventory(merged, count, said, labels, taints, boots=boots).with_templates(templates)
+    return Inventory(merged, said, labels, taints, boots=boots).with_templates(templates)
 
 
 def _merge(pools: Iterable[Pool]) -> tuple[Pool, ...]:
@@ -250,7 +248,7 @@ class _Node:
         kinds: dict[Pool, list[Device]] = {}
         for device in self.devices:
             kinds.setdefault(device.pool, []).append(device)
-        node = {name: getattr(pool, name) for name in ("mig_strategy", "host", "problems", "nodes")}
+        node = {name: getattr(pool, name) for name in ("host", "problems", "nodes")}
         return [
             replace(
                 kind,
