@@ -93,10 +93,10 @@ class Pool:
     `architecture` is such as `sm_90`; `product` is as in nvidia.com/gpu.product, without the suffixes for MIG slices and sharing.
     `memory_mebibytes` is that of one GPU or MIG slice (always unknown on GB10), `count` the number of devices on each node. `resource` is
     an extended resource, or a device class if the devices are requested with a ResourceClaim (`claims`). `mig_profile`, such as `1g.10gb`,
-    is None for whole GPUs. `shared`: several Pods share a device by time-slicing or MPS; `time_slices` is their number with time-slicing. `host` is as in kubernetes.io/arch, `cuda` the highest version that the driver
-    supports, and `upgrade_label` the label with its major. `labels` are common to all nodes, and identify the GPU. `problems`: why the
-    nodes are unavailable. `devices` are node and identity (see `Device`) of each device for ResourceClaims. `provider` is the source of
-    nodes that do not exist yet, for example `NodePool gpu`.
+    is None for whole GPUs. `shared`: several Pods share a device by time-slicing or MPS; `time_slices` is their number with time-slicing.
+    `host` is as in kubernetes.io/arch, `cuda` the highest version that the driver supports, and `upgrade_label` the label with its major.
+    `labels` are common to all nodes, and identify the GPU. `problems`: why the nodes are unavailable. `devices` are node and identity (see
+    `Device`) of each device for ResourceClaims. `provider` is the source of nodes that do not exist yet, for example `NodePool gpu`.
     """
 
     architecture: str | None = None
@@ -125,9 +125,9 @@ class Pool:
 class Inventory:
     """All GPUs of a cluster.
 
-    `notes` name invalid labels. `labels` and `taints` are by name of the nodes with GPUs. `used` are the devices in use, and in counts for a
-    plan or a rollout also those promised to others; None if they were not read. `own` are those of the Pods of the VLLMDeployment to plan.
-    `hidden`: they cannot be read. `allocated` are the identities of the devices that ResourceClaims hold; None if they were not read.
+    `notes` name invalid labels. `labels` and `taints` are by name of the nodes with GPUs. `used` are the devices in use, and in counts for
+    a plan or a rollout also those promised to others; None if they were not read. `own` are those of the Pods of the VLLMDeployment to
+    plan. `hidden`: they cannot be read. `allocated` are the identities of the devices that ResourceClaims hold; None if they were not read.
     `read_at` is when all were read. `boots` identify the last starts of the nodes, by name.
     """
 
