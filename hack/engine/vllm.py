@@ -64,17 +64,20 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_POST(self) -> None:
-        """Answer `/v1/completions` with `max_tokens` words, ten a second."""
+        """Answer `/v1/completions` with `max_tokens` words, ten a second or as ENGINE_TOKEN_SECONDS says, as a stream or at once."""
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with _LOCK:
             self.server.answers += 1
         try:
             self.send_response(200)
             self.end_headers()
-            for _ in range(request["max_tokens"]):
-                self.wfile.write(b"word ")
-                time.sleep(0.1)
-            self.wfile.write(b"[DONE]")
+            if request.get("stream"):
+                for _ in range(request["max_tokens"]):
+                    self.wfile.write(b'data: {"choices": [{"text": "word "}]}\n\n')
+                    time.sleep(float(os.environ.get("ENGINE_TOKEN_SECONDS", "0.1")))
+                self.wfile.write(b"data: [DONE]\n\n")
+            else:
+                self.wfile.write(json.dumps({"choices": [{"text": "word " * request["max_tokens"]}]}).encode())
         finally:
             with _LOCK:
                 self.server.answers -= 1

@@ -28,8 +28,8 @@ def say(outcome):
 def ask():
     try:
         connection = http.client.HTTPConnection(sys.argv[1], 8000, timeout=60)
-        connection.request("POST", "/v1/completions", json.dumps({"max_tokens": 200}))
-        text = connection.getresponse().read()
+        connection.request("POST", "/v1/completions", json.dumps({"max_tokens": 200, "stream": True}))
+        text = connection.getresponse().read().rstrip()
         words = text.count(b"word")
         say("complete" if text.endswith(b"[DONE]") else f"cut off after {words} words" if words else "empty")
     except (OSError, http.client.HTTPException) as error:

@@ -49,6 +49,7 @@ class Fleet:
         self._made += 1
         name = pod or f"{deployment}-{self._made}"
         metadata = {"name": name, "namespace": "default", **controlled_by_deployment(deployment, template["metadata"]["labels"])}
+        metadata |= {"annotations": template["metadata"].get("annotations") or {}}
         if created is not None:
             metadata["creationTimestamp"] = reading.stamp(created)
         spec = {**template["spec"], "nodeName": node}

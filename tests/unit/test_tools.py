@@ -21,6 +21,7 @@ VARIABLES = {
     "fetch-caches": ("CACHE_ARTIFACT", "ARTIFACT_REPORT"),
     "pack-caches": ("PACK_ARTIFACT", "ARTIFACT_REPORT"),
     "publish-caches": ("PUBLISH_ARTIFACT", "ARTIFACT_REPORT"),
+    "measure": ("MEASURE", "ARTIFACT_REPORT"),
     "fetch-weights": ("FETCH_WEIGHTS", "FETCH_REPORT"),
 }
 """Variables of the programs with their settings, and with the path of their report."""

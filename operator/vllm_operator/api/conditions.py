@@ -109,6 +109,8 @@ class Reason:
     """A start is making progress."""
     REPLICAS_NOT_READY = "ReplicasNotReady"
     """Some replicas are ready, others are not ready yet."""
+    MEASURING = "Measuring"
+    """Before the rollout, the new plan and the current one are measured in an additional Pod (`spec.rollout.gate`)."""
     ROLLING_OUT = "RollingOut"
     """All replicas are ready, but some of them still serve the previous spec."""
     # Ready: replicas do not start, or the rollout does not proceed
@@ -123,7 +125,8 @@ class Reason:
     NOT_RESPONDING = "NotResponding"
     """The Pod was ready, and its readiness probe fails now."""
     ROLLOUT_HELD = "RolloutHeld"
-    """The rollout has not begun, because it would stop serving Pods and there is no room for the new ones. It begins when there is."""
+    """The rollout has not begun, because it would stop serving Pods and there is no room for the new ones: it begins when there is. Or the
+    new plan was measured, and is worse than the current one (`spec.rollout.gate`)."""
     FETCH_FAILED = "FetchFailed"
     """The weights cannot be downloaded before the start. The message says why and what to do. What may succeed later is tried again."""
     START_STALLED = "StartStalled"

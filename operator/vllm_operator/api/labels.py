@@ -39,6 +39,10 @@ PUBLISHER = "publish-caches"
 """Name of the container that pushes packed caches to a registry."""
 PACKER = "pack-caches"
 """Name of the container that packs caches for the publisher."""
+MEASURER = "measure"
+"""Name of the container that measures the engine before a rollout."""
+HELPERS = frozenset({PUBLISHER, PACKER, MEASURER})
+"""Containers beside the engine of a primer. They end, and report their results themselves."""
 
 ARCHITECTURE_LABEL = f"{GROUP}/gpu-architecture"
 """GPU architecture of a Node (`sm_90`). An administrator can set it where no other label identifies the GPU."""
@@ -66,6 +70,11 @@ REQUEST_ANNOTATION = f"{GROUP}/request"
 generation of the cache have the same."""
 FAILED_ANNOTATION = f"{GROUP}/failed"
 """On a ControllerRevision: when the operator gave it up and rolled back. No later rollback of the operator goes to it."""
+
+GATE_ANNOTATION = f"{GROUP}/gate"
+"""On a ControllerRevision: what was measured before its rollout, as JSON (`caches.measurement`)."""
+RUN_ANNOTATION = f"{GROUP}/run"
+"""On a Pod of a primer that measures: the ControllerRevision of the new plan and the number of the run."""
 
 CLAIM_FIELD_MANAGER = "vllm-operator-cache"
 """Field manager of the records on a PersistentVolumeClaim, including one that the user created."""

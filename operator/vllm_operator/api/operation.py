@@ -135,6 +135,21 @@ class WeightsSpec(StorageSpec):
     )
 
 
+class WorkloadSpec(Model):
+    """The load with which plans are measured. What is not set is taken from the profile."""
+
+    profile: Literal["Chat", "LongContext", "Batch"] | None = optional(
+        "Chat: prompts of 512 tokens, answers of 128, 1 and 32 clients. LongContext: prompts of 16,000 tokens, answers of 128, 1 and 4 "
+        "clients. Batch: prompts of 1,024 tokens, answers of 256, 64 clients. Default: Chat."
+    )
+    input_tokens: int | None = optional("Tokens of each prompt.", ge=1, le=1_000_000)
+    output_tokens: int | None = optional("Tokens of each answer.", ge=2, le=32_768)
+    concurrency: Annotated[list[Annotated[int, Field(ge=1, le=512)]], Field(min_length=1, max_length=4)] | None = optional(
+        "Numbers of clients that send requests at the same time. They are measured one after the other.", LIST_ATOMIC
+    )
+    seconds: int | None = optional("Seconds for each number of clients.", ge=1, le=120)
+
+
 class RolloutSpec(Model):
     """Replacement of Pods when the spec changes."""
 
@@ -152,6 +167,11 @@ class RolloutSpec(Model):
         "What happens with a rollout that would stop serving Pods although there are too few free GPUs for the new ones. Hold: it begins "
         "when there are enough; the current Pods serve until then. Proceed: it begins, and the new Pods wait for GPUs. Default: Hold."
     )
+    gate: Literal["None", "Measure"] | None = optional(
+        "Measure: before a rollout, the new plan and the current one run in turns in an additional Pod, under the same load. The rollout "
+        "begins if the new plan is not worse, or if no GPU is free for the comparison; otherwise it is held. Default: None."
+    )
+    workload: WorkloadSpec | None = optional("The load for `gate: Measure`.")
     on_failure: Literal["RollBack", "Hold"] | None = optional(
         "What happens with a revision that fails by itself before it has served for `proveSeconds`: it crashes, hangs, or misses its "
         "deadline. RollBack: the last revision that served runs again, with its own spec, until this spec changes or a new plan is "

@@ -7,6 +7,7 @@ facts           context (input of decisions), directories (records on the PVC, a
 actions         actions (everything), priming (who fills an empty cache), cleaning (deleting unused caches), artifacts (fetching from and
                 publishing to a registry), prefetching (the Job that downloads weights before a start), jobs (the common form of Jobs, whose
                 programs are in tools)
-rollouts        rollout (whether one waits for devices, or for the node of a volume)
+rollouts        rollout (whether one waits for devices, or for the node of a volume), gate (measures a new plan before its rollout),
+                measurement (figures of engines, and which plan is worse)
 report          activity
 """

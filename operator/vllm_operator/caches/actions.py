@@ -14,11 +14,16 @@ from vllm_operator.caches.claims import fit_claims, is_short_of_space, unowned_c
 from vllm_operator.caches.cleaning import CleaningNeed
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.directories import Changes, digest_of_moved_tag, image_record, quarantine_record, usage_record, writable
+from vllm_operator.caches.gate import plan_gate, render_run
 from vllm_operator.caches.prefetching import JOB_RECHECK_SECONDS, NO_FETCHING, FetchingPlan, fetched_commit, plan_fetching
 from vllm_operator.caches.priming import PrimingDecision, apply_priming, decide_priming, held_replicas
 from vllm_operator.caches.rollout import RECHECK_SECONDS, most_replicas
 from vllm_operator.catalog.caches import Caches, PrimingRule
 
+GATE_RECHECK_SECONDS = 15.0
+"""Interval between checks of a run that no event of its Pod ends, such as a Pod that waits for a GPU."""
+RECORDED_SECONDS = 1.0
+"""Time until the next run begins after the last one was recorded."""
 CLAIM_RECHECK_SECONDS = 30.0
 """Interval between checks of a PVC that the operator does not own, which no watch covers, or that was refused to grow."""
 
@@ -61,6 +66,9 @@ def plan_cache_actions(
         priming = replace(priming, activity=replace(priming.activity, held=True, rollout=context.hold))
     elif (limit := most_replicas(context)) is not None and limit < context.resource.spec.replicas:
         priming = replace(priming, activity=replace(priming.activity, limit=limit))
+    is_free = context.hold is None and not priming.activity.held and not priming.activity.is_priming
+    if is_free and (compared := plan_gate(context)) is not None:
+        priming = replace(priming, activity=replace(priming.activity, gate=compared, held=compared.is_held))
     fitted, note = fit_claims(manifests, context)
     need, failures = cleanings.find_cleaning_need(context, full), cleanings.describe_failures(context)
     record = priming.record | quarantine_record(context.claim, context.resource.status.cache) | cleanings.cleaning_record(context)
@@ -73,6 +81,9 @@ def plan_cache_actions(
     publication, publishing = plan_publication(context, caches)
     rechecks = [priming.activity.recheck_seconds, publication.recheck_seconds if publication else None]
     rechecks += [RECHECK_SECONDS] if context.hold is not None or priming.activity.limit is not None else []
+    gate = priming.activity.gate
+    if gate is not None and (gate.run or not gate.is_recorded):
+        rechecks.append(GATE_RECHECK_SECONDS if gate.is_recorded else RECORDED_SECONDS)
     activity = replace(
         priming.activity,
         publication=publication,
@@ -81,8 +92,12 @@ def plan_cache_actions(
         moved_to=digest_of_moved_tag(context),
         cleaning=cleaning,
     )
+    applied = apply_priming(fitted, priming, context, caches)
+    if gate is not None and gate.run:
+        is_one_node = context.is_one_node or reading.is_one_node(context.weights_modes)
+        applied += [render_run(manifest, gate, context, beside_replicas=is_one_node) for manifest in fitted if is_workload(manifest)]
     return CacheActions(
-        apply_priming(fitted, priming, context, caches),
+        applied,
         writable(record),
         activity,
         need,

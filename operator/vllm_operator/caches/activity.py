@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
+from vllm_operator.caches.measurement import GateRecord
 from vllm_operator.pods.view import PodView
 
 PrimingStep = Literal["None", "FirstPod", "Primer", "Elsewhere"]
@@ -96,6 +97,17 @@ class HeldRollout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """The comparison of a new plan with the current one before a rollout."""
+
+    record: GateRecord
+    is_held: bool  # whether the rollout waits
+    is_recorded: bool = True  # whether the record is on the ControllerRevision; if not, it is written before anything else happens
+    run: str = ""  # the run that is measured now; empty if the comparison is over
+    is_new: bool = True  # whether it runs the new plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CacheActivity:
     """Current activity of the caches of one VLLMDeployment. Parts that are None do not exist."""
 
@@ -104,6 +116,7 @@ class CacheActivity:
     holder: str | None = None  # the other VLLMDeployment that fills the cache
     held: bool = False  # whether the Deployment stays unchanged until the cache is filled
     rollout: HeldRollout | None = None  # what the rollout waits for, if it would stop serving Pods
+    gate: Gate | None = None  # the comparison before the rollout
     limit: int | None = None  # replicas for which the node of a volume has devices, if they are fewer than desired
     is_short: bool = False  # whether the volume of the weights is too small for them, so that no Pod starts
     until: datetime | None = None  # when the rollout continues without the primer, which waits for a GPU

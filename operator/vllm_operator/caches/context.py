@@ -50,6 +50,9 @@ class CacheContext:
     device: str = "GPU"  # the kind of device that each Pod requests, in words
     room: Room | None = None  # the devices for Pods of the plan; None if unknown
     hold: HeldRollout | None = None  # what the rollout waits for (`vllm_operator.caches.rollout`)
+    revision: str = ""  # name of the ControllerRevision of the plan, if the Pod template differs
+    serving: str = ""  # name of the ControllerRevision from which the live Deployment was rendered, likewise
+    measured: str = ""  # what was measured before the rollout, from the ControllerRevision of the plan
 
     @property
     def manifests(self) -> tuple[Manifest, ...]:

@@ -231,7 +231,7 @@ def held_replicas(priming: PrimingDecision, context: CacheContext) -> int | None
 def fill_before_rollout(context: CacheContext, address: CacheAddress) -> CacheActivity:
     """Return the activity that fills a directory of a PVC before the rollout."""
     views = [view for at, view in context.primers if at == address]
-    if (skipped := remembered_skip(context) or _obstacle(context, views)) is not None:
+    if (skipped := remembered_skip(context) or find_obstacle(context, views)) is not None:
         return _skipped(context, skipped)
     return CacheActivity() if _is_crashing(context) else _primer(context, views)
 
@@ -248,7 +248,7 @@ def publish_before_rollout(context: CacheContext) -> CacheActivity:
         is_due = is_asked(context) and publication.state != "Done"
         return CacheActivity(step="Primer", because=WAS_REQUESTED) if is_due else CacheActivity()
     views = [pod for pod in context.primers_of_plan if not reading.text(pod.manifest, "metadata", "deletionTimestamp")]
-    skipped = remembered_skip(context) or _failure(context, publication) or _obstacle(context, views)
+    skipped = remembered_skip(context) or _failure(context, publication) or find_obstacle(context, views)
     if skipped is not None:
         return _skipped(context, skipped)
     fetched = any((found := read_fetch(pod.manifest)) is not None and found.result == "Fetched" for pod in context.primers_of_plan)
@@ -304,7 +304,8 @@ def _primer(context: CacheContext, views: Sequence[PodView]) -> CacheActivity:
     return CacheActivity(step="Primer", because=KEEP_SERVING, held=True, until=until, stops=stops, recheck_seconds=recheck)
 
 
-def _obstacle(context: CacheContext, views: Sequence[PodView]) -> str | None:
+def find_obstacle(context: CacheContext, views: Sequence[PodView]) -> str | None:
+    """Return why a primer with these Pods cannot run beside the replicas; None if it can."""
     if _is_for_one_pod(context):
         return ONE_POD
     failure = reading.named(context.primer, "ReplicaFailure", "status", "conditions")

@@ -12,9 +12,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from vllm_operator.api.conditions import READY, REFUSALS, find_condition
-from vllm_operator.api.labels import FAILED_ANNOTATION, ROLLBACK_ANNOTATION, SERVED_ANNOTATION
+from vllm_operator.api.labels import FAILED_ANNOTATION, GATE_ANNOTATION, ROLLBACK_ANNOTATION, SERVED_ANNOTATION
 from vllm_operator.api.reading import Manifest, moment, text
 from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.caches.measurement import read_record
 from vllm_operator.cli.documents import parse_deployment
 from vllm_operator.cli.inputs import InputError, add_name, add_output, print_as
 from vllm_operator.cli.live import annotate, described, read_with_revisions, with_client
@@ -70,12 +71,24 @@ def history(resource: VLLMDeployment, revisions: Sequence[Manifest], now: dateti
         try:
             made = read_revision(resource, revision)
             why = " ".join(causes(before, made)) if before is not None else ""
+            why = " ".join(filter(None, (why, _measured(revision))))
             row |= {"gpu": f"{made.count} x {made.product or made.resource}", "version": made.engine_version or "", "why": why}
             before = made
         except RevisionError as error:
             row |= {"gpu": "", "version": "", "why": f"{error}."}
         rows.append(row)
     return rows
+
+
+def _measured(revision: Manifest) -> str:
+    """Say what was measured before the rollout of a revision; empty if nothing was."""
+    record = read_record(text(revision, "metadata", "annotations", GATE_ANNOTATION))
+    if record is None or not record.is_over:
+        return ""
+    if record.failure or record.skipped:
+        return f"Measured: it failed: {record.failure}" if record.failure else f"Not measured: {record.skipped}"
+    worse = "; ".join(figure.text for figure in record.worse)
+    return f"Measured: worse: {worse}." if worse else "Measured: not worse."
 
 
 def find_rollback(resource: VLLMDeployment, revisions: Sequence[Manifest], number: int | None) -> tuple[Manifest, Manifest, Manifest]:

@@ -26,6 +26,7 @@ from vllm_operator.caches.cleaning import (
 )
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.directories import Changes
+from vllm_operator.caches.gate import gate_annotation
 from vllm_operator.caches.prefetching import FetchingPlan, is_outdated
 from vllm_operator.controller.apply import Applied, Applier, annotate
 from vllm_operator.controller.decide import Decision, keep_all
@@ -38,7 +39,7 @@ from vllm_operator.kube import client as kube
 from vllm_operator.kube.client import ClusterClient, ClusterError, Conflict, Forbidden, Invalid, Manifest, NotFound, Unavailable
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.pinning import rollbacks_to_try
-from vllm_operator.rendering.revision import applied_revision, with_applied_revision
+from vllm_operator.rendering.revision import applied_revision, find_revision, with_applied_revision
 from vllm_operator.status.observation import NO_EXPOSURE, Exposure, ObjectProblem
 
 log = logging.getLogger(__name__)
@@ -97,6 +98,9 @@ class Actor:
             else:
                 revision = persisted
         result = ActionResult(decision=decision, activity=decision.actions.activity, claims=dict(snapshot.claims), revision=revision)
+        gate, live = decision.actions.activity.gate, find_revision(snapshot.revisions, revision)
+        if gate is not None and not gate.is_recorded and live is not None:
+            await self.plans.annotate(live, gate_annotation(gate))
         if decision.context is not None:
             recorded = {name: await self._write_record(resource.metadata.uid, name, result) for name in decision.records}
             await self._run_jobs(snapshot.manifest, decision.context, result, is_recorded=recorded.get(decision.claim_name or "", True))

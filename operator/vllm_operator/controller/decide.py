@@ -10,6 +10,7 @@ from functools import partial
 
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import Verdict
+from vllm_operator.api.labels import GATE_ANNOTATION
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.workload import is_of_groups, is_workload, rolls, template_spec
 from vllm_operator.caches.actions import CacheActions, plan_cache_actions
@@ -36,7 +37,7 @@ from vllm_operator.planning.planner import plan
 from vllm_operator.planning.pod_template import tolerations_of
 from vllm_operator.pods.view import Phase
 from vllm_operator.rendering.manifests import render
-from vllm_operator.rendering.revision import applied_revision, revision_name
+from vllm_operator.rendering.revision import applied_revision, find_revision, revision_name
 from vllm_operator.status.bad_nodes import avoids
 from vllm_operator.status.remedies import carried_out
 
@@ -193,15 +194,14 @@ def _render(snapshot: Snapshot, planned: Plan, settings: Settings) -> tuple[Cach
 def _with_room(snapshot: Snapshot, context: CacheContext, catalog: Catalog) -> CacheContext:
     """Add whether a rollout is due, the devices for its Pods, and what it waits for."""
     planned, live = context.plan, snapshot.deployment
-    is_rollout = (
-        live is not None
-        and differs_in_template(context.desired, live)
-        and applied_revision(live) != revision_name(context.resource, planned)
-    )
+    if live is not None and differs_in_template(context.desired, live):
+        name, serving = revision_name(context.resource, planned), applied_revision(live)
+        measured = reading.text(find_revision(snapshot.revisions, name), "metadata", "annotations", GATE_ANNOTATION)
+        context = replace(context, is_rollout=serving != name, revision=name, serving=serving, measured=measured)
     if snapshot.devices is None:
-        return replace(context, is_rollout=is_rollout)
+        return context
     kind = f"MIG slice {planned.mig_profile}" if planned.mig_profile else catalog.gpus.title(planned.product, planned.architecture)
-    context = replace(context, is_rollout=is_rollout, device=kind, room=_find_room(context, snapshot.devices, catalog))
+    context = replace(context, device=kind, room=_find_room(context, snapshot.devices, catalog))
     return replace(context, hold=find_hold(context))
 
 

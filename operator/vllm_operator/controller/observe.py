@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import VALID_SPEC, Reason, Verdict
 from vllm_operator.api.labels import RAN_ANNOTATION, SERVED_ANNOTATION
+from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment, primer_name
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.api.workload import template_spec
@@ -122,6 +123,8 @@ class Snapshot:
     devices: Inventory | None = None
     """The GPUs, with those that Pods of others use now. None if they are unknown, and unless a rollout may begin, or more replicas are
     wanted on a volume for one node."""
+    serving: Plan | None = None
+    """The plan of the live Deployment, if another one is measured against it before its rollout."""
     standing: Standing = Standing.NEW
     """Whether the GPU of the plan in force may be chosen again."""
 
@@ -203,7 +206,7 @@ class Observer:
         planned = await self._with_planning_input(snapshot)
         if planned is None:
             return replace(pending, wait_seconds=HUB_SECONDS)
-        snapshot = await self._with_claims(planned, claims)
+        snapshot = await self._with_serving_plan(await self._with_claims(planned, claims))
         may_roll_out = _may_roll_out(snapshot)
         needs_devices = may_roll_out or _grows_on_one_node(snapshot)
         # Last: nothing may be awaited between the list of free GPUs and the decision, or others would be promised the same GPUs.
@@ -282,6 +285,13 @@ class Observer:
         if refusal is not None:
             return replace(snapshot, unplanned=not_accepted(refusal))
         return snapshot
+
+    async def _with_serving_plan(self, snapshot: Snapshot) -> Snapshot:
+        rollout, name = snapshot.resource.spec.rollout, applied_revision(snapshot.deployment)
+        summary = snapshot.resource.status.plan
+        if rollout is None or rollout.gate != "Measure" or not name or summary is None or summary.revision == name:
+            return snapshot
+        return replace(snapshot, serving=await self.plans.find(snapshot.resource, name))
 
     async def _with_rollback(self, resource: VLLMDeployment) -> VLLMDeployment | Verdict | None:
         """Return the object with the plan and spec of an earlier revision if it is rolled back; None otherwise.

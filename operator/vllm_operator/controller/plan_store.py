@@ -6,7 +6,7 @@ need not be read again, and a deleted revision is written again from memory.
 """
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import chain
@@ -122,11 +122,14 @@ class PlanStore:
 
     async def record(self, revision: Manifest, *reached: str, now: datetime) -> None:
         """Record on a revision what it has reached: the time in these annotations, each written once. Raises ClusterError."""
-        missing = {name: reading.stamp(now) for name in reached if not is_recorded(revision, name)}
-        if not missing:
-            return
+        missing = {name: reading.stamp(now) or "" for name in reached if not is_recorded(revision, name)}
+        if missing:
+            await self.annotate(revision, missing)
+
+    async def annotate(self, revision: Manifest, annotations: Mapping[str, str]) -> None:
+        """Write annotations of a revision, unless it has changed. Raises ClusterError."""
         try:
-            await annotate(self.client, revision, missing, manager=FIELD_MANAGER)
+            await annotate(self.client, revision, annotations, manager=FIELD_MANAGER)
         except (Conflict, NotFound):
             pass  # the next reconciliation reads the revision again
         except Forbidden as error:

@@ -166,6 +166,7 @@ class Reporter:
             taints=_taints(snapshot, result),
             inventory=snapshot.inventory if isinstance(snapshot.inventory, Inventory) else None,
             room=decision.room,
+            serving_plan=snapshot.serving,
             activity=replace(result.activity, claim_note=" ".join(notes) or None),
             draining=starts.draining,
             not_kept=tuple(applied.not_kept),

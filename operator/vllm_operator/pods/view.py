@@ -183,12 +183,8 @@ def _focus(pod: Manifest) -> Manifest:
     engine = reading.named(status, labels.CONTAINER, "containerStatuses", key="name")
     if engine and not reading.flag(engine, "ready"):
         return engine
-    # The containers that publish a primer's caches end, and report their results themselves.
-    others = (
-        c
-        for c in reading.objects(status, "containerStatuses")
-        if not reading.flag(c, "ready") and reading.text(c, "name") not in (labels.PACKER, labels.PUBLISHER)
-    )
+    containers = reading.objects(status, "containerStatuses")
+    others = (c for c in containers if not reading.flag(c, "ready") and reading.text(c, "name") not in labels.HELPERS)
     return next(others, engine)
 
 

@@ -12,6 +12,7 @@ remedies          changes of flags and variables, `kubectl patch` commands, deci
 planned           `status.plan`
 caches            `status.cache`, CachePublished
 claims            problems with the PVCs of caches and weights
+gate              the comparison of a new plan with the current one before a rollout
 startup           `status.startup`: the start in progress, and the download of weights
 progressing       the progress of the rollout, with advice about Pods that are refused
 optional_objects  Exposed, Autoscaled, Protected, `status.url`

@@ -19,6 +19,7 @@ from vllm_operator.logs.state import Stage
 from vllm_operator.pods.view import Phase
 from vllm_operator.status.claims import CLAIM_PROBLEMS
 from vllm_operator.status.crashes import Crashes, reason_of
+from vllm_operator.status.gate import draft_measured
 from vllm_operator.status.knowledge import Messages
 from vllm_operator.status.observation import Observation, PodFacts
 from vllm_operator.status.planned import Backends, backends_logged_before, ignored_fields, mismatches
@@ -51,6 +52,7 @@ def draft_events(observed: Observation, status: VLLMDeploymentStatus, crashes: C
         *_changed_messages(observed, status),
         *_long_stages(observed),
         *_stuck(observed, status),
+        *draft_measured(observed),
         *_crash(observed, status, crashes),
         *_caches(observed, status),
         *_remediation(observed, status),

@@ -227,6 +227,7 @@ class Observation:
     inventory: Inventory | None = None  # None if the GPUs are unknown
     room: Room | None = None  # GPUs for its Pods, if it avoids bad nodes; None if unknown, or if an autoscaler would add nodes
     activity: CacheActivity = NO_ACTIVITY
+    serving_plan: Plan | None = None  # of the live Deployment, if another plan is measured against it
     not_kept: tuple[str, ...] = ()  # applied fields of the Pod template that the API server or a webhook dropped or changed
     lacks_kind: bool = False  # whether LeaderWorkerSet is not installed, which the plan needs
     apply_error: str | None = None  # why the API server refused a child at the last attempt

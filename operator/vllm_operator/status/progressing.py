@@ -16,6 +16,7 @@ from vllm_operator.inventory.pools import GPU_TAINT, Taint
 from vllm_operator.logs.ranks import Standing
 from vllm_operator.pods.view import Phase
 from vllm_operator.status.claims import one_node, space_verdict, wrong_claim
+from vllm_operator.status.gate import describe_gate
 from vllm_operator.status.observation import Observation, PodFacts
 from vllm_operator.status.reaction import stall_restarts_left
 from vllm_operator.status.remedies import current
@@ -50,6 +51,9 @@ def progress(observed: Observation, block: StartupStatus | None, remediation: Re
         return Verdict(refusal.status, Reason.NOT_PLANNED, "")
     if (held := observed.activity.rollout) is not None:
         return Verdict(FALSE, Reason.ROLLOUT_HELD, say("rollout.held", held=held, serving=observed.serving))
+    if (gate := observed.activity.gate) is not None and gate.is_held:
+        starts = [pod_text(observed, view, block) for view in observed.primer_facts if view.phase not in (Phase.READY, Phase.TERMINATING)]
+        return describe_gate(observed, gate, next(iter(starts), ""))
     if (short := space_verdict(observed)) is not None:
         return short
     if observed.wanted == 0:

@@ -92,7 +92,7 @@ def _ready(observed: Observation, crashes: Crashes, judged: Mapping[str, Verdict
         return Verdict(FALSE, crash.reason, partly(observed, _crash_in_short(observed, crashes)))
     if cache is not None and cache.reason in CLAIM_PROBLEMS:
         return Verdict(FALSE, cache.reason, cache.message)
-    if progress.status is TRUE and observed.serving:
+    if progress.status is TRUE and observed.serving and progress.reason != Reason.MEASURING:
         reason = Reason.REPLICAS_NOT_READY if observed.serving < observed.wanted else Reason.ROLLING_OUT
         return Verdict(FALSE, reason, progress.message)
     return Verdict(FALSE, progress.reason, progress.message)

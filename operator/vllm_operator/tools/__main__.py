@@ -11,6 +11,7 @@ PROGRAMS = {
     "pack-caches": ("pack", "main"),
     "publish-caches": ("publish", "main"),
     "clean-caches": ("clean_caches", "main"),
+    "measure": ("measure", "main"),
     "fetch-weights": ("hub", "main_weights"),
     "fetch-adapters": ("hub", "main_adapters"),
 }

@@ -25,7 +25,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 FORMAT = "1"
@@ -179,16 +178,22 @@ def wait_for_engine(settings: dict[str, Any], deadline: float) -> None:
 
 
 def is_ready(probe: dict[str, Any]) -> bool:
-    """Return whether the engine's readiness probe succeeds. Like the kubelet, this does not check certificates."""
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    connect = partial(http.client.HTTPSConnection, context=context) if probe["scheme"] == "https" else http.client.HTTPConnection
-    connection = connect("127.0.0.1", probe["port"], timeout=10)
+    """Return whether the engine's readiness probe succeeds."""
+    connection = connect(probe, 10.0)
     try:
         connection.request("GET", probe["path"])
         return connection.getresponse().status == 200
     finally:
         connection.close()
+
+
+def connect(probe: dict[str, Any], seconds: float) -> http.client.HTTPConnection:
+    """Return a connection to the engine in the same Pod, with a limit for each answer. Like the kubelet, it does not check certificates."""
+    if probe["scheme"] != "https":
+        return http.client.HTTPConnection("127.0.0.1", probe["port"], timeout=seconds)
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return http.client.HTTPSConnection("127.0.0.1", probe["port"], timeout=seconds, context=context)
 
 
 @contextmanager

@@ -1,0 +1,133 @@
+"""The gate before a rollout (`spec.rollout.gate: Measure`): the new plan runs beside the current one and must not be worse.
+
+A primer runs the new plan and the current plan in turns, on the same kind of GPU and with the same load. A container in its Pod measures
+the engine (`tools.measure`). Each run is recorded on the ControllerRevision of the new plan before the next one begins, so the operator may
+end at any time. The serving replicas are never measured, and the rollout is held until the comparison is over (`measurement`).
+
+Without a GPU for the primer, and if the current plan cannot be measured, the rollout begins without a comparison, and its record says why.
+If the engine of the new plan fails under the load, the rollout stays held.
+"""
+
+import copy
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from vllm_operator.api import reading
+from vllm_operator.api.labels import GATE_ANNOTATION, MEASURER, RUN_ANNOTATION
+from vllm_operator.api.operation import WorkloadSpec
+from vllm_operator.api.workload import template_spec
+from vllm_operator.caches.activity import Gate
+from vllm_operator.caches.artifacts import readiness_request
+from vllm_operator.caches.context import CacheContext, is_primer
+from vllm_operator.caches.jobs import read_report
+from vllm_operator.caches.measurement import GateRecord, Measurement, make_record, read_measurement, read_record
+from vllm_operator.caches.priming import find_obstacle, render_primer
+from vllm_operator.pods.tools import operator_container, with_tools
+from vllm_operator.pods.view import Phase
+from vllm_operator.text import wording
+
+API_KEY_VARIABLE = "VLLM_API_KEY"
+_REQUESTS = {"cpu": "500m", "memory": "256Mi"}
+_PROFILES = {
+    "Chat": {"input_tokens": 512, "output_tokens": 128, "concurrency": [1, 32], "seconds": 12},
+    "LongContext": {"input_tokens": 16_000, "output_tokens": 128, "concurrency": [1, 4], "seconds": 20},
+    "Batch": {"input_tokens": 1024, "output_tokens": 256, "concurrency": [64], "seconds": 20},
+}
+"""Loads by `spec.rollout.workload.profile`. `seconds` is the duration for each number of clients."""
+SEVERAL_NODES = "a replica on several nodes has no helper Pod that could be measured."
+_MAX_MESSAGE = 300
+
+
+def plan_gate(context: CacheContext) -> Gate | None:
+    """Return what is measured before the rollout, and what was; None without a rollout that must be measured, or if nothing serves."""
+    rollout = context.resource.spec.rollout
+    if rollout is None or rollout.gate != "Measure" or not context.is_rollout:
+        return None
+    if context.resource.rolled_back_to is not None or not any(view.phase is Phase.READY for _, view in context.replicas):
+        return None
+    load = load_of(rollout.workload)
+    known = read_record(context.measured)
+    record = known if known is not None and (known.against, known.load) == (context.serving, in_words(load)) else None
+    record = record or make_record(context.serving, in_words(load), (), ())
+    if record.is_over:
+        return Gate(record=record, is_held=bool(record.failure or record.worse))
+    is_new = len(record.after) == len(record.before)  # the new plan first: if it cannot start, nothing else is needed
+    run = f"{context.revision}/{len(record.before) + len(record.after)}"
+    pods = [view for view in context.pods if is_primer(view) and _run_of(view.manifest) == run]
+    for view in pods:
+        if (found := _read_run(view.manifest, is_new=is_new)) is not None:
+            return Gate(record=_with_run(record, found, is_new=is_new), is_held=True, is_recorded=False, run=run, is_new=is_new)
+    if (obstacle := SEVERAL_NODES if context.plan.nodes else find_obstacle(context, pods)) is not None:
+        skipped = make_record(record.against, record.load, record.before, record.after, skipped=obstacle)
+        return Gate(record=skipped, is_held=True, is_recorded=False)
+    return Gate(record=record, is_held=True, run=run, is_new=is_new)
+
+
+def _run_of(pod: Mapping[str, Any]) -> str:
+    return reading.text(pod, "metadata", "annotations", RUN_ANNOTATION)
+
+
+def load_of(workload: WorkloadSpec | None) -> dict[str, Any]:
+    """Return the load to measure with, as `tools.measure` reads it."""
+    given = (workload or WorkloadSpec()).model_dump(exclude_none=True)
+    return {**_PROFILES[given.pop("profile", "Chat")], **given}
+
+
+def in_words(load: Mapping[str, Any]) -> str:
+    """Return a load in words. Records with another load do not count."""
+    clients = " and ".join(map(str, load["concurrency"]))
+    return f"prompts of {load['input_tokens']} tokens, answers of {load['output_tokens']}, {clients} clients, {load['seconds']} s each"
+
+
+def _read_run(pod: Mapping[str, Any], *, is_new: bool) -> Measurement | tuple[str, str] | None:
+    """Return the figures of a run, or how it ends the comparison (`failure` or `skipped`) and why; None while it is measured."""
+    report = read_report(reading.named(pod, MEASURER, "status", "containerStatuses", key="name"))
+    if report is None:
+        return None
+    ended, found = report
+    if reading.text(found, "result") == "Measured" and (measured := read_measurement(found)) is not None:
+        return measured
+    why = reading.text(found, "message") or reading.text(ended, "message") or "The measurement ended without a report."
+    is_refused = reading.text(found, "result") == "Unsupported"  # by the server: it cannot be measured with this load
+    return "failure" if is_new and not is_refused else "skipped", wording.clean(why, _MAX_MESSAGE)
+
+
+def _with_run(record: GateRecord, found: Measurement | tuple[str, str], *, is_new: bool) -> GateRecord:
+    if not isinstance(found, Measurement):
+        return make_record(record.against, record.load, record.before, record.after, **{found[0]: found[1]})
+    before, after = (record.before, (*record.after, found)) if is_new else ((*record.before, found), record.after)
+    return make_record(record.against, record.load, before, after)
+
+
+def gate_annotation(gate: Gate) -> dict[str, str]:
+    """Return the annotation of the ControllerRevision of the new plan."""
+    return {GATE_ANNOTATION: gate.record.to_text()}
+
+
+def render_run(manifest: Mapping[str, Any], gate: Gate, context: CacheContext, *, beside_replicas: bool) -> dict[str, Any]:
+    """Render the primer of a run from the Deployment of the new plan: with its template, or with that of the current plan."""
+    base = copy.deepcopy(dict(manifest))
+    if not gate.is_new:
+        base["spec"]["template"] = copy.deepcopy(dict(reading.mapping(context.deployment, "spec", "template")))
+    engine = reading.named(template_spec(base), "vllm", "containers", key="name")
+    primer = render_primer(base, beside_replicas=beside_replicas)
+    template = primer["spec"]["template"]
+    annotations = {**(template["metadata"].get("annotations") or {}), RUN_ANNOTATION: gate.run}
+    template["metadata"] = {**template["metadata"], "annotations": annotations}
+    spec = template["spec"]
+    container = _measurer(context, spec, engine)
+    template["spec"] = with_tools({**spec, "containers": [*spec["containers"], container]}, context.plan.tools_image)
+    return primer
+
+
+def _measurer(context: CacheContext, spec: Mapping[str, Any], engine: Mapping[str, Any]) -> dict[str, Any]:
+    resource = context.resource
+    model = resource.spec.model.served_name or resource.spec.model.uri.split("://", 1)[-1]
+    rollout = resource.spec.rollout
+    load = load_of(rollout.workload if rollout is not None else None)
+    settings = {"ready": readiness_request(engine), "model": model, "load": load}
+    keys = [copy.deepcopy(dict(entry)) for entry in reading.objects(engine, "env") if entry.get("name") == API_KEY_VARIABLE]
+    container = operator_container(spec, context.plan.tools_image, "measure")
+    env = [{"name": "MEASURE", "value": json.dumps(settings, sort_keys=True)}, *keys]
+    return {"name": MEASURER, **container, "env": env, "resources": {"requests": dict(_REQUESTS)}}

@@ -1,0 +1,248 @@
+"""A new plan is measured against the current one before its rollout: the program, the comparison, and the gate on a cluster in memory."""
+
+import json
+import os
+import random
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support import speeds
+from support.fleet import READY, Fleet
+from support.operators import Bench
+from support.tools import command
+from vllm_operator.api import reading
+from vllm_operator.api.labels import GATE_ANNOTATION, MEASURER, RUN_ANNOTATION
+from vllm_operator.caches.measurement import MAX_PAIRS, Measurement, compare, is_decided, read_measurement, read_record
+from vllm_operator.kube.client import DEPLOYMENT, EVENT, POD, REVISION
+
+LOAD = {"input_tokens": 32, "output_tokens": 8, "concurrency": [1, 4], "seconds": 0.3}
+
+
+def measure(port: int, folder: Path, *, key: str = "", **load: Any) -> dict[str, Any]:
+    """Run the program as in a Pod; return its report."""
+    settings = {"ready": {"scheme": "http", "port": port, "path": "/health"}, "model": "llama", "load": LOAD | load, "pause": 0.05}
+    report = folder / "report"
+    environment = {"MEASURE": json.dumps(settings), "ARTIFACT_REPORT": str(report), "PATH": os.environ["PATH"], "VLLM_API_KEY": key}
+    subprocess.run(command("measure"), env=environment, capture_output=True, text=True, check=False)
+    found: dict[str, Any] = json.loads(report.read_text())
+    return found
+
+
+def test_the_program_measures_an_engine(tmp_path: Path) -> None:
+    with speeds.serving(seconds_per_token=0.005, key="secret") as port:
+        found = measure(port, tmp_path, key="secret")
+    measured = read_measurement(found)
+    assert found["result"] == "Measured", found
+    assert measured is not None
+    assert [load.clients for load in measured.loads] == [1, 4]
+    assert measured.kv_tokens == 16_000
+    assert measured.loads[0].token_ms >= 5
+    assert measured.loads[1].rate > measured.loads[0].rate > 20
+    assert len((tmp_path / "report").read_text()) < 4096, "the limit of a termination message"
+    assert read_measurement(measured.to_json()) == measured
+
+
+@pytest.mark.parametrize(
+    ("server", "load", "want"),
+    [
+        pytest.param({"fails_at": 3}, {}, ("Failed", "EngineCore encountered an issue"), id="the engine dies with several clients"),
+        pytest.param({}, {"input_tokens": 5000}, ("Unsupported", "maximum context length"), id="prompts that are too long"),
+        pytest.param({"key": "secret"}, {}, ("Unsupported", "401"), id="a key that the program does not have"),
+    ],
+)
+def test_the_program_says_why_an_engine_cannot_be_measured(
+    tmp_path: Path, server: dict[str, Any], load: dict[str, Any], want: tuple[str, str]
+) -> None:
+    with speeds.serving(**server) as port:
+        found = measure(port, tmp_path, **load)
+    assert (found["result"], want[1] in found["message"]) == (want[0], True), found
+
+
+FAULTS: dict[str, dict[str, Any]] = {
+    "20 % fewer tokens per second": {"speed": 0.8},
+    "wrong tokens": {"answers": "fedcba9876543210" * 12},
+    "a start that takes twice as long": {"start": 60.0},
+    "half of the KV cache": {"kv_tokens": 50_000},
+}
+
+
+def compared(seed: int, fault: dict[str, Any]) -> tuple[list[str], int]:
+    """Measure both plans until it is decided; return what is worse, and the runs of each plan."""
+    chosen = random.Random(seed)
+    before, after = list[Measurement](), list[Measurement]()
+    while True:
+        after.append(speeds.run(chosen, **fault))
+        before.append(speeds.run(chosen))
+        figures = compare(before, after)
+        if is_decided(figures, len(after)):
+            return [figure.text for figure in figures if figure.is_worse], len(after)
+
+
+@pytest.mark.parametrize("fault", list(FAULTS))
+def test_a_plan_that_is_worse_is_held_in_each_of_200_rollouts(fault: str) -> None:
+    results = [compared(seed, FAULTS[fault]) for seed in range(200)]
+    assert all(worse for worse, _ in results)
+    assert max(pairs for _, pairs in results) <= MAX_PAIRS
+
+
+@pytest.mark.parametrize("change", [{}, {"speed": 1.3}, {"start": 20.0}], ids=["the same", "30 % faster", "a faster start"])
+def test_a_plan_that_is_not_worse_is_held_in_none_of_200_rollouts(change: dict[str, Any]) -> None:
+    assert not [worse for worse, _ in (compared(seed, change) for seed in range(200)) if worse]
+
+
+def test_what_is_worse_is_named_with_both_figures() -> None:
+    worse, _ = compared(1, {"speed": 0.7, "noise": 0.0})
+    assert any(text.endswith("% worse)") and "tokens per second with 32 clients, before" in text for text in worse), worse
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"before": [{"loads": 3}], "after": "x"}', '{"before": [null]}', '{"against": 1e999}', "[" * 20_000]
+)
+def test_a_record_that_somebody_changed_is_no_comparison(text: str) -> None:
+    record = read_record(text)
+    assert record is None or not (record.before or record.after or record.is_over)
+
+
+GATED: dict[str, Any] = {"rollout": {"gate": "Measure"}, "cache": {"volume": {"accessMode": "ReadWriteMany"}}}
+
+
+class Gate:
+    """A replica serves, and a new version is to be rolled out."""
+
+    def __init__(self, bench: Bench, fleet: Fleet) -> None:
+        self.bench, self.fleet, self._chosen = bench, fleet, random.Random(1)
+
+    async def begin(self) -> None:
+        await self.fleet.serve(**GATED)
+        self.serving = self.fleet.start()
+        self.fleet.ready(self.serving)
+        await self.fleet.settle()
+        self.before = (self.fleet.deployment() or {})["spec"]
+        await self.fleet.change(engine={"version": "0.24.0"})
+        primer = self.fleet.start("llama.primer")  # fills the caches
+        self.fleet.ready(primer)
+        await self.fleet.settle()
+        self.fleet.gone(primer)
+        await self.fleet.settle()
+
+    def run(self) -> str:
+        """The number of the run that the primer measures."""
+        annotations = reading.mapping(self.fleet.deployment("llama.primer"), "spec", "template", "metadata", "annotations")
+        return str(annotations.get(RUN_ANNOTATION, "")).rpartition("/")[2]
+
+    def version(self) -> str:
+        spec = reading.mapping(self.fleet.deployment("llama.primer"), "spec", "template", "spec")
+        image = reading.text(reading.named(spec, "vllm", "containers", key="name"), "image")
+        return image.rpartition(":")[2].partition("-")[0]
+
+    async def measured(self, **speed: Any) -> None:
+        """The primer becomes ready and is measured."""
+        found = speeds.run(self._chosen, **speed).to_json()
+        await self.ended({"result": "Measured", **found})
+
+    async def ended(self, report: dict[str, Any]) -> None:
+        pod = self.fleet.start("llama.primer")
+        self.fleet.show(pod, READY)
+        ended = {"name": MEASURER, "restartCount": 0, "state": {"terminated": {"exitCode": 0, "message": json.dumps(report)}}}
+        statuses = next(it for it in self.bench.cluster.all(POD) if it["metadata"]["name"] == pod)["status"]["containerStatuses"]
+        self.bench.cluster.edit(POD, "default", pod, {"status": {"containerStatuses": [*statuses, ended]}})
+        await self.fleet.settle()
+        self.bench.pass_time(2)
+        self.fleet.gone(pod)
+        await self.fleet.settle()
+
+    def is_held(self) -> bool:
+        return bool((self.fleet.deployment() or {})["spec"]["template"] == self.before["template"])
+
+    def event(self, reason: str) -> str:
+        return next(str(event["message"]) for event in self.bench.cluster.all(EVENT) if event["reason"] == reason)
+
+    def record(self) -> str:
+        texts = (reading.text(it, "metadata", "annotations", GATE_ANNOTATION) for it in self.bench.cluster.all(REVISION))
+        return next(filter(None, texts), "")
+
+
+@pytest.fixture
+def gate(bench: Bench, fleet: Fleet) -> Gate:
+    return Gate(bench, fleet)
+
+
+async def test_a_new_plan_that_is_as_good_is_measured_in_turns_and_rolled_out(bench: Bench, gate: Gate) -> None:
+    await gate.begin()
+    runs = list[tuple[str, str]]()
+    while (run := gate.run()) and len(runs) < 2 * MAX_PAIRS:
+        assert gate.is_held()
+        assert bench.condition("Ready").reason == "Measuring"
+        runs.append((run, gate.version()))
+        await gate.measured(noise=0.01)
+    assert runs == [("0", "v0.24.0"), ("1", "v0.20.1"), ("2", "v0.24.0"), ("3", "v0.20.1")]
+    assert not gate.is_held()
+    assert gate.fleet.deployment("llama.primer") is None
+    generation = (gate.fleet.deployment() or {})["metadata"].get("generation")
+    bench.cluster.edit(DEPLOYMENT, "default", "llama", {"status": {"observedGeneration": generation}})
+    await gate.fleet.settle()
+    assert "not worse" in gate.event("Measured")
+
+
+async def test_a_slower_plan_is_held_with_the_figures_and_the_way_out(bench: Bench, gate: Gate) -> None:
+    await gate.begin()
+    while gate.run():
+        await gate.measured(noise=0.01, speed=0.7 if gate.version() == "v0.24.0" else 1.0)
+    assert gate.is_held()
+    assert gate.fleet.deployment("llama.primer") is None
+    ready = bench.condition("Ready")
+    assert (ready.status, ready.reason) == ("False", "RolloutHeld")
+    for part in ("ms per token with 32 clients", "42% worse", "The image: vllm", "remove spec.rollout.gate"):
+        assert part in ready.message, ready.message
+    await gate.fleet.change(rollout={"gate": "None"})
+    assert not gate.is_held(), "the way out of the message"
+
+
+async def test_a_plan_that_fails_under_the_load_is_held(bench: Bench, gate: Gate) -> None:
+    await gate.begin()
+    await gate.ended({"result": "Failed", "message": "The engine broke off a request: CUDA out of memory"})
+    assert gate.is_held()
+    assert gate.fleet.deployment("llama.primer") is None
+    assert "CUDA out of memory" in bench.message("Ready")
+
+
+async def test_without_a_free_gpu_the_rollout_begins_and_says_that_nothing_was_compared(bench: Bench, gate: Gate) -> None:
+    await gate.begin()
+    pod = gate.fleet.start("llama.primer")
+    gate.fleet.unschedulable(pod)
+    await gate.fleet.settle()
+    assert gate.is_held()
+    bench.pass_time(120)
+    await gate.fleet.settle()
+    bench.pass_time(2)
+    await gate.fleet.settle()
+    assert not gate.is_held()
+    assert "without a comparison" in gate.event("Measured")
+
+
+async def test_a_restart_of_the_operator_repeats_no_run(bench: Bench, gate: Gate) -> None:
+    await gate.begin()
+    await gate.measured(noise=0.01)
+    await gate.measured(noise=0.01)
+    bench.restart()
+    await gate.fleet.settle()
+    assert gate.run() == "2"
+    record = read_record(gate.record())
+    assert record is not None
+    assert (len(record.before), len(record.after)) == (1, 1)
+
+
+async def test_a_change_of_the_load_measures_again(gate: Gate) -> None:
+    await gate.begin()
+    await gate.measured(noise=0.01)
+    await gate.fleet.change(rollout={"gate": "Measure", "workload": {"profile": "Batch"}})
+    assert gate.run() == "0"
+
+
+async def test_the_first_rollout_is_not_measured(bench: Bench, fleet: Fleet) -> None:
+    await fleet.serve(**GATED)
+    assert fleet.deployment("llama.primer") is None
+    assert fleet.replicas() == 1
