@@ -137,11 +137,6 @@ def with_commit(plan: Plan, resource: VLLMDeployment, commit: str) -> Plan:
     return plan.model_copy(update={"args": args, "env": [*plan.env, offline]})
 
 
-def is_fetching(pod: Mapping[str, Any]) -> bool:
-    """Return whether a Pod only downloads weights."""
-    return has_role(pod, Role.FETCHING)
-
-
 def render_fetching(context: CacheContext, claim: Mapping[str, Any]) -> dict[str, Any]:
     """Render the Job. Its name covers all its inputs and the volume, so each change creates another Job. `claim` is the live PVC."""
     resource = context.resource

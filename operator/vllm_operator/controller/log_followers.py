@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from vllm_operator.api.labels import CONTAINER, FETCH_WEIGHTS_CONTAINER
-from vllm_operator.caches.prefetching import is_fetching
+from vllm_operator.api.resource import Role
+from vllm_operator.caches.jobs import has_role
 from vllm_operator.controller.log_follower import Follower, Run, ended_run, runs_to_follow
 from vllm_operator.controller.log_share import LogShare, Slots
 from vllm_operator.kube.client import ClusterClient, Key, Manifest
@@ -60,7 +61,7 @@ class Followers:
         for run_key in [run_key for run_key in followers if run_key[0] not in by_uid]:
             followers.pop(run_key).stop()
         for uid, pod in by_uid.items():
-            fetches = is_fetching(pod)
+            fetches = has_role(pod, Role.FETCHING)
             runs = runs_to_follow(pod, FETCH_WEIGHTS_CONTAINER if fetches else CONTAINER)
             self._read_missed(key, uid, pod)
             place = place_of(pod)  # a follower is always Ready, and serves if its leader does

@@ -13,18 +13,10 @@ from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.versions import VersionTable
 from vllm_operator.cli.imports.engine import REFERENCE, CommandLine, Engine, ImportRefusedError, Report, put, read_command_line
 from vllm_operator.cli.imports.pod import PodParts
+from vllm_operator.cli.imports.tables import load_tables
 from vllm_operator.planning.engine.image import split_image, version_of_image
 from vllm_operator.planning.engine.overrides import ENGINE_VARIABLE_PREFIX, UNRECORDED, instead_of
 
-_FIELDS = {
-    **dict.fromkeys(("--tensor-parallel-size", "-tp"), "parallelism.tensor"),
-    **dict.fromkeys(("--pipeline-parallel-size", "-pp"), "parallelism.pipeline"),
-    **dict.fromkeys(("--data-parallel-size", "-dp"), "parallelism.data"),
-    **dict.fromkeys(("--attention-backend", "VLLM_ATTENTION_BACKEND"), "backends.attention"),
-    **dict.fromkeys(("--all2all-backend", "VLLM_ALL2ALL_BACKEND"), "backends.allToAll"),
-    "--moe-backend": "backends.moe",
-}
-"""Flags and variables whose value is that of a field of the spec."""
 _MODEL_FLAGS = ("--model", "--model-tag", "--model-id", "--model-dir")
 _NAME_FLAGS = ("--served-model-name", "--model-name")
 _SECRET_FLAGS = ("--api-key", "--hf-token")
@@ -35,13 +27,6 @@ _SECRETS = {
     **dict.fromkeys(("--hf-token", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_API_TOKEN"), _TOKEN),
 }
 """Flags and variables with a secret: the field of the spec, the default of the key in its Secret, and two names for the report."""
-_DEVICES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES")
-_DROPPED = {
-    **dict.fromkeys(("--host", "--port", "--uds"), "the engine listens on port 8000 of its Pod, the Service on spec.service.port."),
-    "--download-dir": "the operator keeps the weights on a volume of its own (spec.weights).",
-    **dict.fromkeys(_DEVICES, "a Pod sees exactly the GPUs that it requests."),
-}
-"""Flags and variables without a counterpart, with the reason."""
 _HUB = re.compile(r"[\w.-]+/[\w.-]+")
 _READABLE = re.compile(r"(hf|pvc)://\S+|(s3|gs|az)://[^/\s]+/\S+")
 _STORES = ("s3", "gs", "az")
@@ -61,7 +46,9 @@ class _Translation:
         self.parts = PodParts(engine, catalog.images)
         self.secrets: dict[str, Manifest] = {}
         caches = {name for cache in (*catalog.caches.compiled, catalog.caches.weights) for name in cache.written}
-        self.dropped = _DROPPED | dict.fromkeys(caches, "the operator keeps all caches on a volume, and sets this variable itself.")
+        self.known = load_tables()["flags and variables of vLLM"]
+        why = "the operator keeps all caches on a volume, and sets this variable itself"
+        self.dropped = {**self.known.dropped, **dict.fromkeys(caches, why)}
 
     def result(self) -> Manifest:
         engine = self.engine
@@ -160,10 +147,9 @@ class _Translation:
         if name in _SECRETS:
             self._secret(name, _SECRETS[name], secret)
         elif name in self.dropped:
-            self.report.dropped.append(f"{name}: {self.dropped[name]}")
-        elif name in _FIELDS and value:
-            is_size = _FIELDS[name].startswith("parallelism")
-            self._put(f"{name} {value}", _FIELDS[name], (read_integer(value) or 1) if is_size else value)
+            self.report.dropped.append(f"{name}: {self.dropped[name]}.")
+        elif (field := self.known.becomes.get(name)) is not None and value:
+            self._put(f"{name} {value}", field, (read_integer(value) or 1) if field.startswith("parallelism") else value)
         else:
             return False
         return True
