@@ -22,6 +22,7 @@ NO_NAME: Told = ("Waiting", None, "LeaderNameNotFound")
 NO_MODEL: Told = ("Crashed", 1, "HfRepoNotFound")
 
 BOTH: dict[str, Told] = {
+    "cpu-data-parallel": SERVES,
     "cpu-follower-assertion": ("Crashed", 1, "PipelineParallelFailed"),
     "cpu-follower-killed": FOLLOWER_LOST,
     "cpu-follower-layout-differs": ("Crashed", 1, "ParallelLayoutInvalid"),
@@ -46,6 +47,10 @@ BOTH: dict[str, Told] = {
     "h100-wrong-interface": ("Crashed", 0, "NetworkInterfaceMisdetected"),
 }
 ALONE: dict[str, Told] = {
+    "cpu-data-parallel-follower-missing-rank0": FOLLOWER_MISSING,
+    "cpu-data-parallel-leader-missing-rank1": ("Waiting", 0, "RankMissing"),
+    "cpu-data-parallel-rank0": SERVES,
+    "cpu-data-parallel-rank1": FOLLOWER_STARTS,
     "cpu-follower-killed-rank0": FOLLOWER_LOST,
     "cpu-follower-killed-rank1": FOLLOWER_STARTS,
     "cpu-follower-main-killed-rank1": FOLLOWER_LOST,

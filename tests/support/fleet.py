@@ -1,13 +1,14 @@
 """Pods of a VLLMDeployment on a cluster in memory, made from the Deployments that the operator applied."""
 
 import copy
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 from support.operators import Bench, controlled_by_deployment, llama
 from vllm_operator.api import reading
-from vllm_operator.api.labels import APPLIED_ANNOTATION
-from vllm_operator.kube.client import CLAIM, DEPLOYMENT, POD, VLLM_DEPLOYMENT
+from vllm_operator.api.labels import APPLIED_ANNOTATION, GROUP_INDEX_LABEL, GROUP_REVISION_LABEL, WORKER_INDEX_LABEL
+from vllm_operator.kube.client import CLAIM, DEPLOYMENT, GROUP_SET, POD, VLLM_DEPLOYMENT
 
 Manifest = dict[str, Any]
 READY = {"type": "Ready", "status": "True"}
@@ -56,6 +57,25 @@ class Fleet:
         self.bench.cluster.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
         self.show(name, NOT_READY, state={"running": {"startedAt": self.time()}})
         return name
+
+    def start_group(self, name: str = "llama", *, nodes: Sequence[str] = ("node-1", "node-2")) -> list[str]:
+        """The Pods of the first group of a LeaderWorkerSet start; return their names, that of the leader first."""
+        [workload] = [it for it in self.bench.cluster.all(GROUP_SET) if it["metadata"]["name"] == name]
+        self._made += 1
+        pods = []
+        for rank, node in enumerate(nodes):
+            template = copy.deepcopy(workload["spec"]["leaderWorkerTemplate"]["workerTemplate" if rank else "leaderTemplate"])
+            pod, owner = (f"{name}-0-{rank}", f"{name}-0") if rank else (f"{name}-0", name)
+            numbers = {GROUP_INDEX_LABEL: "0", WORKER_INDEX_LABEL: str(rank), GROUP_REVISION_LABEL: f"revision-{self._made}"}
+            owners = [{"apiVersion": "apps/v1", "kind": "StatefulSet", "name": owner, "uid": f"uid-{owner}", "controller": True}]
+            labels = {**template["metadata"]["labels"], **numbers}
+            metadata = {"name": pod, "namespace": "default", "labels": labels, "ownerReferences": owners, "creationTimestamp": self.time()}
+            self.bench.cluster.put(
+                {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {**template["spec"], "nodeName": node}}
+            )
+            self.show(pod, READY if rank else NOT_READY)
+            pods.append(pod)
+        return pods
 
     def show(self, pod: str, *conditions: Manifest, state: Manifest | None = None, restarts: int = 0, phase: str = "Running") -> None:
         """What the kubelet, or the scheduler, says of a Pod."""

@@ -1,5 +1,6 @@
 """Replicas on several nodes: which sizes are accepted, what leader and followers get, and what a cluster without LeaderWorkerSet says."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from vllm_operator.sizing.parallelism import resolve_shape
 R1, QWEN = "hf://deepseek-ai/DeepSeek-R1", "hf://Qwen/Qwen3-32B"
 SHARED = {"volume": {"accessMode": "ReadWriteMany"}}
 TWO = {"tensor": 8, "nodes": 2}
+RANKS = {"data": 16, "expert": "Enabled", "nodes": 2}
 
 
 def deployment(uri: str = R1, name: str = "demo", version: str = "0.33.0", **spec: Any) -> VLLMDeployment:
@@ -47,7 +49,11 @@ def planned(resource: VLLMDeployment, nodes: int = 2, kind: str = "h100-sxm") ->
         pytest.param({"parallelism": {"nodes": 2}, "accelerator": {"count": 16}}, ("tp8-pp2", 8, 2), id="all GPUs of the count"),
         pytest.param({"parallelism": {"tensor": 8, "nodes": 1}}, ("tp8", 8, 1), id="one node"),
         pytest.param({"parallelism": {"tensor": 3, "pipeline": 1, "nodes": 2}}, "3 GPUs cannot be divided by 2 nodes", id="indivisible"),
-        pytest.param({"parallelism": {**TWO, "data": 2}}, "Data parallelism over several nodes", id="data parallelism"),
+        pytest.param({"parallelism": {**TWO, "data": 2}}, ("tp8-dp2", 8, 2), id="a data-parallel rank on each node"),
+        pytest.param({"parallelism": {"data": 16, "expert": "Enabled", "nodes": 2}}, ("tp1-dp16-ep", 8, 2), id="eight ranks on each node"),
+        pytest.param({"parallelism": {"tensor": 16, "data": 2, "nodes": 4}}, ("tp16-dp2", 8, 4), id="two nodes for each rank"),
+        pytest.param({"parallelism": {**TWO, "data": 3}}, "Set spec.parallelism.data to a multiple of 2", id="one and a half ranks"),
+        pytest.param({"parallelism": {"data": 3, "nodes": 2}}, "and spec.parallelism.data to 2", id="indivisible ranks"),
     ],
 )
 def test_sizes(spec: dict[str, Any], want: tuple[str, int, int] | str) -> None:
@@ -82,6 +88,19 @@ def test_sizes(spec: dict[str, Any], want: tuple[str, int, int] | str) -> None:
             2,
             "Use spec.engine.args",
             id="own arguments",
+        ),
+        pytest.param(deployment(parallelism=RANKS), 2, (8, 2), id="data and expert parallel"),
+        pytest.param(
+            deployment(QWEN, parallelism={**TWO, "data": 2}), 2, "raise spec.replicas instead", id="data parallel without experts"
+        ),
+        pytest.param(
+            deployment(engine={"version": "0.33.0", "args": [{"name": "data-parallel-hybrid-lb"}]}), 2, "one serves", id="two serve"
+        ),
+        pytest.param(
+            deployment(engine={"version": "0.33.0", "extraArgs": ["--data-parallel-backend=ray"]}),
+            2,
+            "refuses --data-parallel-backend ray",
+            id="Ray",
         ),
         pytest.param(deployment(accelerator={"count": 16}), 2, "or set spec.parallelism.nodes to 2", id="more GPUs than a node has"),
     ],
@@ -136,6 +155,23 @@ def test_followers_have_no_server_and_otherwise_the_arguments_of_their_leader() 
     assert {"name": "GLOO_SOCKET_IFNAME", "value": "eth1"} in leader["env"]
     assert follower["resources"]["limits"] == {"nvidia.com/gpu": "8", "rdma/hca": "1"}
     assert follower["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+
+
+@pytest.mark.parametrize("version", ["0.18.0", "0.26.0", "0.33.0"])
+def test_the_leader_listens_at_its_address_for_the_ranks_of_other_nodes_which_get_its_name(version: str) -> None:
+    resource = deployment(version=version, parallelism=RANKS)
+    [workload] = [each for each in render(resource, planned(resource, kind="h200")) if each["kind"] == "LeaderWorkerSet"]
+    [follower] = workload["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]["containers"]
+    for args, address in (
+        (template_spec(workload)["containers"][0]["args"], "$(VLLM_HOST_IP)"),
+        (follower["args"], "$(LWS_LEADER_ADDRESS)"),
+    ):
+        values = dict(pairwise(args))
+        assert (values["--data-parallel-size"], values["--data-parallel-address"]) == ("16", address)
+        assert (values["--nnodes"], values["--node-rank"]) == ("$(LWS_GROUP_SIZE)", "$(LWS_WORKER_INDEX)")
+        assert values["--data-parallel-rpc-port"] == "29550"
+        assert "--enable-expert-parallel" in args
+        assert not {"--data-parallel-start-rank", "--data-parallel-size-local"} & {*args}  # vLLM derives them from the rank of the node
 
 
 @pytest.mark.parametrize(

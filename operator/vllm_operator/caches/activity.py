@@ -16,9 +16,10 @@ CleaningState = Literal["InProgress", "Done", "NothingToRemove", "Failed", "Impo
 PVC. HasSpace: another volume is full; `why` names it. Refused: by the API server. InUseByOthers: a Pod of another owner mounts the whole
 PVC, so nobody knows which directories it uses, and none is removed.
 """
-PublicationState = Literal["NotPublishable", "NotCompiled", "NeedsPrimer", "Running", "Done", "Refused"]
-"""State of the publication of a cache directory. NotPublishable: no Job can mount the caches. NotCompiled: no Pod with them is Ready yet.
-NeedsPrimer: only a primer can publish them, and no rollout has needed one yet. Done: an attempt has ended; the status has the result.
+PublicationState = Literal["NotPublishable", "OfRanks", "NotCompiled", "NeedsPrimer", "Running", "Done", "Refused"]
+"""State of the publication of a cache directory. NotPublishable: no Job can mount the caches. OfRanks: each node of a replica has only
+those of its ranks. NotCompiled: no Pod with them is Ready yet. NeedsPrimer: only a primer can publish them, and no rollout has needed one
+yet. Done: an attempt has ended; the status has the result.
 """
 FetchingState = Literal["Waiting", "Running", "Fetched", "Failed", "Refused", "Impossible"]
 """State of fetching weights before a start. Waiting: the PVC or the Pod of the Job does not exist or run yet. Fetched: the result is being

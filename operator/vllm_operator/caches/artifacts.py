@@ -10,7 +10,8 @@ Then another container pushes the result. It alone mounts the Secret for pushing
 directory, so neither the engine's image nor an engine that changes the directory can read the Secret.
 
 No Job can mount the caches of a Pod with an EmptyDir, a PVC per replica or a directory of the node. There, the same two containers run in
-the Pod of a primer when the engine is ready.
+the Pod of a primer when the engine is ready. The nodes of a group have then only the caches of their own ranks, and nothing is published.
+A group with a shared volume publishes the caches of all ranks, and any group fetches them.
 """
 
 import copy
@@ -53,6 +54,7 @@ _NOT_IN_PORTABILITY_KEY = frozenset({"image", "user", "generation"})
 """Parts of the cache key that do not matter on another node: the fingerprint of the build replaces the image."""
 _NO_SETTINGS = frozenset(
     {"--api-key", "--served-model-name", "--host", "--port", "--shutdown-timeout", "--enable-server-load-tracking", "--watchdog-config"}
+    | {"--master-addr", "--master-port", "--distributed-timeout-seconds", "--cpu-distributed-timeout-seconds", "--data-parallel-rpc-port"}
 )
 """Flags that do not affect compilation."""
 _PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"})
@@ -208,6 +210,8 @@ def plan_publication(context: CacheContext, caches: Caches) -> tuple[Publication
         return None, None
     if is_published_by_primer(context):
         return describe_primer_publication(context), None
+    if address is None and context.plan.nodes:
+        return Publication(state="OfRanks"), None
     if address is None or "ReadWriteOncePod" in context.access_modes:
         return Publication(state="NotPublishable"), None
     occasion = publication_occasion(context)
@@ -246,7 +250,7 @@ def is_published_by_primer(context: CacheContext) -> bool:
     if artifact is None or artifact.publish != "WhenPrimed" or not artifact.repository or artifact.reference:
         return False
     is_named = any(container.get("name") in (PACKER, PUBLISHER) for container in reading.objects(context.template, "containers"))
-    if context.address is not None or context.plan.cache_artifact is None or is_named:
+    if context.address is not None or context.plan.cache_artifact is None or context.plan.nodes or is_named:
         return False
     return read_portability_settings(context.template) is not None and bool(readiness_request(context.engine))
 

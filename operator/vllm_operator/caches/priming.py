@@ -56,6 +56,7 @@ HOST_LABEL = "kubernetes.io/hostname"
 _IN_PROGRESS = frozenset({Phase.SCHEDULING, Phase.CREATING, Phase.IMAGE_PULLING, Phase.STARTING, Phase.READY})
 KEEP_SERVING = "The current replicas keep serving."
 ONE_POD = "only one Pod can mount the PVC (ReadWriteOncePod)."
+OF_GROUPS = "a helper Pod has one node, and a replica needs several. The first group fills the caches when spec.replicas is 1 or more."
 _NOT_STARTED = frozenset({Phase.SCHEDULING, Phase.CREATING, Phase.NODE_LOST, Phase.FAILED})
 """Pod phases that do not predict whether replicas of the next rollout start."""
 WAS_REQUESTED = "This was requested by the annotation vllm-operator.dev/prime."
@@ -132,7 +133,7 @@ def _without_others(context: CacheContext, address: CacheAddress, rules: Sequenc
     if cache.priming == "Never" and not asked:
         return PrimingDecision()
     if context.plan.nodes and desired == 0:
-        return PrimingDecision()
+        return PrimingDecision(CacheActivity(skipped=OF_GROUPS if asked else None))
     if desired == 0 and any(map(is_terminating, context.claims.values())):
         return PrimingDecision()  # a primer would keep the claim
     if desired == 0:
@@ -238,7 +239,7 @@ def fill_before_rollout(context: CacheContext, address: CacheAddress) -> CacheAc
 
 def publish_before_rollout(context: CacheContext) -> CacheActivity:
     """Return the activity of a primer for Pods without a shared volume: before a rollout that changes the artifact tag, or on request."""
-    if context.plan.nodes or not is_published_by_primer(context):
+    if not is_published_by_primer(context):
         return CacheActivity()
     publication = artifacts.describe_primer_publication(context)
     is_before_rollout = _changes_tag(context)

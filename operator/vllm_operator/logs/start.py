@@ -207,12 +207,14 @@ class StartTracker:
         """Record what a line says about the nodes of the engine. `named` are its captures, and `peers` is as in its meaning."""
         known = self._seen.membership
         changes: dict[str, Any] = {_PLACES[name]: int(value) for name, value in named.items() if name in _PLACES}
-        if "world" in named:
-            changes["nodes"] = int(named["world"]) // max(1, int(named["local"]))
+        nodes = int(named["world"]) // max(1, int(named["local"])) if "world" in named else 0  # of one data-parallel rank
+        if nodes > max(1, known.nodes or 0 if known is not None else 0):
+            changes["nodes"] = nodes
         if known is None and not (changes.get("nodes", 1) > 1 or changes.get("node", 0) > 0 or "head" in named):
             return  # one node
         if peers in ("awaited", "joined"):
             changes["is_waiting"] = peers == "awaited"
+            self._enter(Stage.DISTRIBUTED_INIT)
         elif peers == "orphaned":
             changes["is_orphaned"] = not self.crashes.is_stopping
         elif peers in ("silent", "answer"):

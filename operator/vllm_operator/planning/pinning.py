@@ -212,7 +212,7 @@ def with_cache_generation(pinned: Plan, resource: VLLMDeployment, generation: in
         return pinned
     renewed = with_cache_key(
         pinned,
-        parallel=parts.get("parallelism") or str(shape.parallel),  # the operator may have chosen the size
+        parallel=parts.get("parallelism") or str(shape),  # the operator may have chosen the size
         mig_profile=pinned.mig_profile,
         user=run_as_user(resource.spec.pod_template),
         arguments=parts.get("arguments"),

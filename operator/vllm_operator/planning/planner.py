@@ -201,7 +201,7 @@ class _FreshPlan:
         premises = chosen.premises
         target, decision = self._best(premises, chosen.candidates)
         stored = plan_weights(self.resource, premises.weight_bytes)
-        problem = groups.refuse_group(self.resource, target, premises.version, premises.overrides, stored)
+        problem = groups.refuse_group(self.resource, target, premises.version, premises.overrides, stored, experts=premises.facts.experts)
         if problem is not None and not self._allows_unsupported:
             return not_accepted(Verdict(FALSE, Reason.UNSUPPORTED, problem))
         if decision.refusal is not None:
@@ -412,7 +412,7 @@ class _FreshPlan:
         drain = serving.plan_drain(resource.spec, premises.overrides, version)
         adapters = plan_adapters(resource.spec, self.files.adapters, version.table, self.pinned if self.in_force else None)
         shared = time_slicing_arguments(target.pool, self.catalog.memory, version.version)
-        between = groups.group_arguments(deadline, version) if nodes else []
+        between = groups.group_arguments(deadline, version, data=premises.shape.parallel.data) if nodes else []
         args = overrides.keep_first([*own, *between, *shared, *adapters.arguments, *drain.arguments, *decision.args])
         env, args, overridden = overrides.drop_overridden(env, args, premises.overrides)
         per_pod = per_pod_notes((resource.spec.engine and resource.spec.engine.env) or (), self.catalog.caches)
@@ -484,7 +484,7 @@ class _FreshPlan:
         )
         return with_cache_key(
             made,
-            parallel=str(premises.shape.parallel),
+            parallel=str(premises.shape),
             mig_profile=target.pool.mig_profile,
             user=run_as_user(resource.spec.pod_template),
             arguments=keyed_arguments(premises.overrides.arguments, self.catalog.caches),

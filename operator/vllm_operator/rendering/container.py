@@ -17,6 +17,7 @@ from vllm_operator.catalog.paths import HANGS_ROOT, STACKS_ROOT, TOKEN_FILE, TOK
 from vllm_operator.catalog.versions import normalize_flag
 from vllm_operator.planning.engine.overrides import passed_arguments, subject_of, subjects_of
 from vllm_operator.planning.engine.serving import API_KEY_VARIABLE, ENDPOINT_SECONDS
+from vllm_operator.planning.placement.groups import ENGINES_FLAG, LEADER_ADDRESS
 from vllm_operator.pods.tools import CHECK_PERIOD_SECONDS, CHECK_PROGRAM, tool_command
 from vllm_operator.rendering.resource_claim import uses_dra
 from vllm_operator.rendering.volumes import render_mounts
@@ -100,6 +101,7 @@ def render_follower(container: Mapping[str, Any], resource: VLLMDeployment, plan
     kept = {name: value for name, value in container.items() if name not in of_leader}
     planned = [argument for argument in plan.args if normalize_flag(argument.name) not in FRONT_END_FLAGS]
     given = [each for each in passed_arguments(resource.spec.engine) if normalize_flag(each.name) not in FRONT_END_FLAGS]
+    planned = [each.model_copy(update={"value": LEADER_ADDRESS}) if each.name == ENGINES_FLAG else each for each in planned]
     return {**kept, "args": [*render_arguments(planned, given), "--headless"]}
 
 

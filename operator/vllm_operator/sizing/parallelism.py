@@ -41,6 +41,10 @@ class Shape:
     notes: tuple[Note, ...] = ()
     nodes: int = 1
 
+    def __str__(self) -> str:
+        """Short form for cache keys, such as `tp8-pp2-n2`: kernels that exchange data differ if they do it between nodes."""
+        return f"{self.parallel}-n{self.nodes}" if self.nodes > 1 else str(self.parallel)
+
     @property
     def shards(self) -> int:
         """Number of GPUs that one copy of the weights is spread over; each data-parallel rank has a copy, except of spread experts."""
@@ -53,7 +57,8 @@ def resolve_shape(spec: VLLMDeploymentSpec) -> Shape | Verdict:
     given = spec.parallelism or ParallelismSpec()
     accelerator = spec.accelerator or AcceleratorSpec()
     nodes = given.nodes or 1
-    tensor, pipeline, data = given.tensor or 1, given.pipeline or nodes, given.data or 1
+    data = given.data or 1
+    tensor, pipeline = given.tensor or 1, given.pipeline or (nodes if data == 1 else 1)
     notes: list[Note] = []
     spare = (accelerator.count or 0) // (pipeline * data)
     if given.tensor is None and spare > 1 and not accelerator.sliced and spare * pipeline * data == accelerator.count:
@@ -71,19 +76,21 @@ def resolve_shape(spec: VLLMDeploymentSpec) -> Shape | Verdict:
             f"spec.accelerator.count is {accelerator.count}, but spec.parallelism needs {needed} GPUs "
             f"(tensor {tensor} x pipeline {pipeline} x data {data}). Remove count, or lower the parallelism."
         )
-    if nodes > 1 and data > 1:
-        return _contradiction(
-            "Data parallelism over several nodes is not supported. Set spec.parallelism.data to 1, and spread the model with tensor and "
-            "pipeline; for more throughput, raise spec.replicas. For one node, remove spec.parallelism.nodes."
-        )
     count = accelerator.count or needed
-    # vllm/config/parallel.py (0.33.0): the number of ranks must be a multiple of --nnodes
+    # vllm/engine/arg_utils.py create_engine_config (0.33.0): the number of ranks must be a multiple of --nnodes
     if needed % nodes or count % nodes:
         return _contradiction(
             f"{count if count % nodes else needed} GPUs cannot be divided by {nodes} nodes. Set spec.parallelism.tensor to the GPUs of one "
-            f"node and spec.parallelism.pipeline to {nodes}."
+            f"node and spec.parallelism.{'pipeline' if data == 1 else 'data'} to {nodes}."
         )
-    count, needed = count // nodes, needed // nodes
+    count, needed, copy = count // nodes, needed // nodes, tensor * pipeline
+    # vllm/config/parallel.py nnodes_within_dp (0.33.0); earlier versions fail later
+    if needed % copy and copy % needed:
+        return _contradiction(
+            f"With data parallel size {data}, each of {nodes} nodes has {needed} GPUs, and each data-parallel rank needs {copy} (tensor "
+            f"{tensor} x pipeline {pipeline}). A node must have whole ranks, or a rank whole nodes. Set spec.parallelism.data to a "
+            f"multiple of {nodes}."
+        )
     if count > COUNT_LIMIT:
         return _contradiction(
             f"Each Pod would need {count} GPUs (tensor {tensor} x pipeline {pipeline} x data {data}, nodes {nodes}). It runs on one node, "

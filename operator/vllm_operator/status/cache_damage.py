@@ -116,12 +116,15 @@ def _is_on_volume(observed: Observation, plan: Plan, candidate: _Candidate) -> b
 
 
 def _had_any(observed: Observation, candidate: _Candidate) -> bool:
-    """Return whether caches were fetched or loaded, or an earlier run of the Pod crashed in the same way."""
-    fetched, state = read_fetch(candidate.view.manifest), observed.startups.get((candidate.view.uid, candidate.run))
-    if (fetched is not None and fetched.result in FETCHED) or (state is not None and state.cache.hits > 0):
-        return True
+    """Return whether caches were fetched or loaded on a node, or an earlier run of the replica crashed in the same way."""
+    members = candidate.view.group.members if candidate.view.group is not None else (candidate.view,)
+    for view in members:
+        run = view.termination.run if view.termination is not None else view.restarts
+        fetched, state = read_fetch(view.manifest), observed.startups.get((view.uid, run))
+        if (fetched is not None and fetched.result in FETCHED) or (state is not None and state.cache.hits > 0):
+            return True
     before = observed.previous.last_crash
-    is_same = before is not None and (before.pod, before.signature) == (candidate.view.name, candidate.signature)
+    is_same = before is not None and before.signature == candidate.signature and before.pod in [view.name for view in members]
     return before is not None and is_same and (before.restarts or 0) < candidate.run
 
 

@@ -22,6 +22,7 @@ from vllm_operator.caches.address import volume_at
 from vllm_operator.caches.artifacts import FETCHED, FINAL, MAX_REJECTED, PUBLISHED, read_fetch
 from vllm_operator.caches.claims import cache_claim_name, storage_of
 from vllm_operator.catalog.paths import CACHE_ROOT
+from vllm_operator.pods.owner import place_of
 from vllm_operator.pods.view import Phase
 from vllm_operator.status.cache_damage import MAX_QUARANTINED, CacheDamage, latest, next_generation
 from vllm_operator.status.claims import claim_verdict, one_node
@@ -196,6 +197,7 @@ _REASONS = {
 """Reasons of CachePublished, by the result of the program that publishes."""
 _NOT_ENDED = {
     "NotPublishable": (FALSE, Reason.NOT_PUBLISHABLE, "publishing.not_capturable"),
+    "OfRanks": (FALSE, Reason.NOT_PUBLISHABLE, "publishing.of_ranks"),
     "Refused": (FALSE, Reason.PUBLISH_FAILED, "publishing.refused"),
     "NeedsPrimer": (FALSE, Reason.WAITING_FOR_ROLLOUT, "publishing.needs_primer"),
     "Running": (UNKNOWN, Reason.PUBLISHING, "publishing.running"),
@@ -229,8 +231,13 @@ def _fetched(observed: Observation, before: ArtifactStatus | None) -> dict[str, 
 
 
 def _newest_fetch(observed: Observation) -> ArtifactResult | None:
+    """Return the report of the newest Pod. Of the nodes of a replica, one that fetched nothing decides: its ranks are cold."""
     pods = sorted((*observed.pods, *observed.primers), key=lambda pod: (reading.stamp(pod.created_at) or "", pod.name), reverse=True)
-    return next((result for pod in pods if (result := read_fetch(pod.manifest)) is not None), None)
+    newest, first = next(((pod, found) for pod in pods if (found := read_fetch(pod.manifest)) is not None), (None, None))
+    place = place_of(newest.manifest) if newest is not None else None
+    others = [pod.manifest for pod in observed.followers if place is not None and (place_of(pod.manifest) or (-1, 0))[0] == place[0]]
+    failed = (found for found in map(read_fetch, others) if found is not None and found.result not in (*FETCHED, _PRESENT))
+    return next(failed, first)
 
 
 def _published(observed: Observation, before: ArtifactStatus | None) -> dict[str, Any]:

@@ -7,6 +7,11 @@ longer than the pull of an image and a start on one node, and shorter than the s
 before the kubelet ends the leader.
 
 The webhook of LeaderWorkerSet puts its variables first into each container, and the kubelet replaces `$(NAME)` in arguments.
+
+With data parallelism, all ranks are behind the server of the leader. vLLM derives their numbers from `--node-rank`, and how many a node has
+from `--nnodes` (vllm/engine/arg_utils.py `create_engine_config`, 0.18.0 and 0.33.0), so no argument needs arithmetic. The leader listens
+for the engines of other nodes at `--data-parallel-address`, and ZMQ listens at an IP address or interface, not at a name. So the leader
+gets its own address, and followers the name of the leader, which ZMQ resolves again until it can connect.
 """
 
 from vllm_operator.api.operation import ClaimVolume, StorageSpec
@@ -19,25 +24,39 @@ from vllm_operator.planning.engine.image import ResolvedVersion
 from vllm_operator.planning.engine.overrides import Overrides
 from vllm_operator.planning.placement.explanations import devices, short_name
 from vllm_operator.planning.placement.targets import Candidate
+from vllm_operator.text.wording import listed
 
 TIMEOUT_FLAG, CPU_TIMEOUT_FLAG = "--distributed-timeout-seconds", "--cpu-distributed-timeout-seconds"
 FIRST_VERSION = "0.18.0"
 """The first version with `--distributed-timeout-seconds`. Earlier ones need Ray, or give up after 10 minutes."""
-RENDEZVOUS_PORT = "29501"
+RENDEZVOUS_PORT, ENGINES_PORT = "29501", "29550"
+ENGINES_FLAG, ENGINES_ADDRESS = "--data-parallel-address", "$(VLLM_HOST_IP)"
+"""Where the leader listens for the engines of other nodes. Followers get `LEADER_ADDRESS` instead."""
+LEADER_ADDRESS = "$(LWS_LEADER_ADDRESS)"
+OTHER_FRONT_ENDS = frozenset(
+    f"--data-parallel-{name}" for name in ("hybrid-lb", "external-lb", "multi-port-external-lb", "rank", "start-rank")
+)
+"""Flags with which several nodes serve. vLLM refuses them for followers without a server."""
+BACKEND_FLAGS = ("--distributed-executor-backend", "--data-parallel-backend")
 NAME_LIMIT = 48
 """Maximum characters of the name. A StatefulSet labels its Pods with its own name, the number of a group, and a hash (63 characters)."""
 
 
-def group_arguments(deadline: int, version: ResolvedVersion) -> list[PlannedArgument]:
-    """Return the flags of leader and followers. `deadline` is that of a start, in seconds."""
+def group_arguments(deadline: int, version: ResolvedVersion, *, data: int = 1) -> list[PlannedArgument]:
+    """Return the flags of leader and followers. `deadline` is that of a start, in seconds; `data` is the data-parallel size."""
     seconds = str(deadline * 2 // 3)
+    engines = (
+        (ENGINES_FLAG, ENGINES_ADDRESS, "Where the leader listens for the engines of other nodes, which get its name."),
+        ("--data-parallel-rpc-port", ENGINES_PORT, "Port where the leader listens for them."),
+    )
     wanted = (
         ("--nnodes", "$(LWS_GROUP_SIZE)", "Number of nodes of a replica."),
         ("--node-rank", "$(LWS_WORKER_INDEX)", "Number of the node within the replica; the leader has 0."),
-        ("--master-addr", "$(LWS_LEADER_ADDRESS)", "Where the nodes of a replica meet."),
+        ("--master-addr", LEADER_ADDRESS, "Where the nodes of a replica meet."),
         ("--master-port", RENDEZVOUS_PORT, "Port where the nodes of a replica meet."),
         (TIMEOUT_FLAG, seconds, "Longer than an image pull and a load, shorter than the startup probe."),
         (CPU_TIMEOUT_FLAG, seconds, "The same for groups without GPUs."),
+        *(engines if data > 1 else ()),
     )
     known = (each for each in wanted if version.table is None or version.table.knows_flag(each[0]))
     return [PlannedArgument(name=name, value=value, reason=reason) for name, value, reason in known]
@@ -52,9 +71,12 @@ def group_variables(spec: VLLMDeploymentSpec) -> list[PlannedVariable]:
 
 
 def refuse_group(
-    resource: VLLMDeployment, target: Candidate, version: ResolvedVersion, given: Overrides, weights: PlannedWeights
+    resource: VLLMDeployment, target: Candidate, version: ResolvedVersion, given: Overrides, weights: PlannedWeights, *, experts: int | None
 ) -> str | None:
-    """Return why a replica cannot run on several nodes, and what to change; None if it can, or runs on one."""
+    """Return why a replica cannot run on several nodes, and what to change; None if it can, or runs on one.
+
+    `experts` is the number of experts of the model; None if it is unknown.
+    """
     if target.shape.nodes == 1:
         return None
     spec, where = resource.spec, devices(target)
@@ -64,6 +86,12 @@ def refuse_group(
         return say("nodes.name", devices=where, most=NAME_LIMIT)
     if given.replaces_arguments:
         return say("nodes.template", devices=where)
+    if target.shape.parallel.data > 1 and experts == 0:
+        return say("nodes.dense", name=short_name(resource), data=target.shape.parallel.data)
+    unfit = next((each for each in given.arguments if each in OTHER_FRONT_ENDS), None)
+    unfit = unfit or next((f"{each} ray" for each in BACKEND_FLAGS if given.arguments.get(each) == "ray"), None)
+    if unfit is not None:
+        return say("nodes.flag", devices=where, flag=unfit)
     of_weights = weights_storage(spec, weights)
     field = "cache" if _is_for_one_node(spec.cache) else "weights" if of_weights is not None and _is_for_one_node(of_weights) else None
     return say("nodes.storage", devices=where, field=field) if field is not None else None
@@ -82,8 +110,12 @@ def notes_about_nodes(spec: VLLMDeploymentSpec, target: Candidate) -> list[Note]
     if shape.nodes == 1:
         return [note("nodes.no-network")] if network is not None else []
     parallel = shape.parallel
-    notes = [note("nodes.chosen", devices=devices(target), tensor=parallel.tensor, pipeline=parallel.pipeline)]
+    sizes = [("tensor", parallel.tensor), ("pipeline", parallel.pipeline), ("data", parallel.data)]
+    named = listed([f"{kind} parallel size {size}" for kind, size in sizes if size > 1 or kind == "tensor"], "and")
+    notes = [note("nodes.chosen", devices=devices(target), sizes=named)]
     has_rdma = network is not None and network.rdma_resource is not None
     if parallel.tensor > shape.count and not has_rdma:
         notes.append(note("nodes.tensor", tensor=parallel.tensor, count=shape.count))
+    elif parallel.data > 1 and not has_rdma:
+        notes.append(note("nodes.experts", ranks=parallel.data * parallel.tensor, count=shape.count))
     return [*notes, note("nodes.privileged")] if has_rdma else notes
