@@ -88,8 +88,7 @@ def engine_arguments(
         (parallel.data > 1, "--data-parallel-size", str(parallel.data), "From spec.parallelism.data."),
         (length is not None, "--max-model-len", str(length), SHORTENED if shortened else WANTED),
         (parallel.expert, "--enable-expert-parallel", None, CHOSEN if chosen else "From spec.parallelism.expert."),
-        # with data parallelism, each of several API servers counts only its own requests
-        (parallel.data == 1, LOAD_FLAG, None, "Shows requests that do not reach an engine that hangs."),
+        (True, LOAD_FLAG, None, "Shows requests that do not reach an engine that hangs."),
         (True, WATCHDOG_FLAG, WATCHDOG_CONFIG, "Writes the stacks of an engine that hangs."),
     )
     args = [PlannedArgument(name=flag, value=value, reason=reason) for is_set, flag, value, reason in wanted if is_set]
