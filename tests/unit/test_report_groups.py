@@ -143,6 +143,20 @@ def test_recreations_are_counted_and_the_crash_stays_in_force_until_the_group_se
     assert later.status.last_crash.restarts is None
 
 
+def test_a_crash_stays_in_force_while_its_group_has_no_pods_or_only_a_leader() -> None:
+    states = {(LEADER, 0): WAITS, (FOLLOWER, 0): replace(READS, crash=NO_MODEL, is_final=True)}
+    status = report(group(o.starting_pod(LEADER), o.crashed_pod(FOLLOWER, seconds=-390), states=states)).status
+    for observed in (o.observe(outcome=o.outcome(plan=o.plan(nodes=2))), group(o.starting_pod(LEADER), None, created=-300)):
+        told = report(o.following(observed, status))
+        assert "HfRepoNotFound" in said(told, CRASHED)
+        assert told.events == ()
+        status = told.status
+    again = report(o.following(group(o.starting_pod(LEADER), o.crashed_pod(FOLLOWER, seconds=-290), states=states, created=-300), status))
+    assert "crashed 2 times" in said(again, CRASHED)
+    scaled_down = o.observe(outcome=o.outcome(plan=o.plan(nodes=2)), replicas=0)
+    assert said(report(o.following(scaled_down, again.status)), CRASHED) == ""
+
+
 def test_stalled_starts_of_a_group_are_restarted_as_often_as_the_spec_allows() -> None:
     spec = {"startup": {"onStall": "Restart", "maxStallRestarts": 2}}
     silent = replace(WAITS, stage_since=o.at(-900), last_line_at=o.at(-900))

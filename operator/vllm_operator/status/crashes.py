@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import CRASHED, TRUE, Reason, find_condition
@@ -101,8 +102,14 @@ def _is_same(observed: Observation, found: CrashStatus, previous: CrashStatus) -
 
 def _replica(observed: Observation, crash: CrashStatus) -> str:
     """Return the Pod of a crash, or for a replica on several nodes, the name of its leader."""
-    members = ((it.name, pod.group.members[0].name) for pod in observed.pod_facts if pod.group is not None for it in pod.group.members)
-    return dict(members).get(crash.pod, crash.pod)
+    return f"{observed.resource.metadata.name}-{group}" if (group := _group(observed, crash)) is not None else crash.pod
+
+
+def _group(observed: Observation, crash: CrashStatus) -> int | None:
+    """Return the number of the group of a crash, from the name of its Pod, which may be gone; None without groups."""
+    is_of_groups = observed.plan is not None and observed.plan.nodes is not None
+    found = re.fullmatch(rf"{re.escape(observed.resource.metadata.name)}-(\d{{1,9}})(?:-\d{{1,9}})?", crash.pod) if is_of_groups else None
+    return int(found[1]) if found is not None else None
 
 
 def _crashes_before(observed: Observation, view: PodFacts) -> int:
@@ -121,6 +128,21 @@ def _crash_before(observed: Observation, view: PodFacts) -> Finding | None:
     if known is None or (run := known.restarts or 0) >= _crashes_before(observed, view):
         return None
     return Finding(view=view, run=run, time=reading.moment(known.time), in_force=True, reportable_at=None, status=known)
+
+
+def _crash_without_pods(observed: Observation) -> Finding | None:
+    """Return the crash of a replica on several nodes that has no Pods now, because it is created again; None without one."""
+    known = _recorded(observed)
+    group = _group(observed, known) if known is not None else None
+    if known is None or group is None or group >= observed.wanted or not _is_reported(observed):
+        return None
+    leader = _replica(observed, known)
+    if any(view.group is not None and view.group.members[0].name == leader for view in observed.pod_facts):
+        return None
+    nothing: dict[str, Any] = {"state": None, "stall_check": None, "cache_key": "", "is_current": True}
+    view = PodFacts(name=leader, uid="", phase=Phase.SCHEDULING, created_at=None, stage=Stage.SCHEDULING, **nothing)
+    time = reading.moment(known.time)
+    return Finding(view=view, run=known.restarts or 0, time=time, in_force=True, reportable_at=None, status=known)
 
 
 def _is_reported(observed: Observation) -> bool:
@@ -163,6 +185,8 @@ def _findings(observed: Observation) -> Iterator[Finding]:
             yield _crashed(observed, view, ended if view.uid in with_messages else replace(ended, message=""))
         elif (known := _crash_before(observed, view)) is not None:
             yield known
+    if (gone := _crash_without_pods(observed)) is not None:
+        yield gone
 
 
 def _failed(observed: Observation, view: PodFacts) -> Finding:
