@@ -400,7 +400,8 @@ GGUF_BITS = {
 GGUF_TYPE = re.compile(r"\bi?q[2-8]_[0-9a-z]{1,2}(?:_[sml])?\b")
 
 IN_NAME = re.compile(
-    r"(?<![a-z0-9])(awq|gptq|int[48]|[48]bit|bnb|autoround|gguf|fp8|nvfp4|mxfp4|w4a16|w8a8|i?q[2-8]_[0-9a-z]{1,2}(?:_[sml])?)(?![a-z0-9])"
+    r"(?<![a-z0-9])(awq|gptq|int[48]|[48]bit|bnb|autoround|gguf|bf16|fp[48]|nvfp4|mxfp[48]|w4a16|w8a8|i?q[2-8]_[0-9a-z]{1,2}(?:_[sml])?)"
+    r"(?![a-z0-9])"
 )
 BLOCKED = ("qwen/", "deepseek-ai/", "minimaxai/")  # organisations whose checkpoints in FP8 have blocks with a common scale
 

@@ -91,8 +91,8 @@ def resolve_model(
     own = read_format(used, shape)
     if label.strip().lower() in (NO_NAME | OF_CHECKPOINT if own.quantized else NO_NAME):
         label = ""
-    if not label and config is None and known is not None and not own.quantized:
-        label = find_format(name, known.name)
+    if not label and config is None and known is not None:
+        label = find_format(name, known.name if own.quantized else "")
     named = name_format(label, shape) if label else None
     form = named if named is not None else own
     if named is not None and own.quantized and own.name == named.name:
