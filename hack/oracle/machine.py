@@ -89,10 +89,10 @@ class Machine:
         self._make_up_platform()
         _answer_from_text(flashinfer)
 
-    def become(self, capability: tuple[int, int]) -> None:
-        """Have other GPUs from now on, and forget what vLLM found out about those before."""
+    def become(self, capability: tuple[int, int], caches: Iterable[Any] | None = None) -> None:
+        """Have other GPUs from now on, and forget what vLLM found out about those before; finding the `caches` takes long."""
         self.capability = capability
-        forget(cached_functions())
+        forget(cached_functions() if caches is None else caches)
         modules = [module for name, module in sys.modules.items() if name.startswith("vllm")]
         for name, predicate in CONSTANTS.items():
             for module in modules:

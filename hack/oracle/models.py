@@ -4,6 +4,7 @@ One process, one vLLM. Questions come as lines of JSON, and each is answered in 
 """
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -19,7 +20,7 @@ from typing import Any
 
 from oracle.experts import canonical
 from oracle.gemm import kernel_of
-from oracle.machine import Machine, Operator
+from oracle.machine import Machine, Operator, cached_functions
 
 LAYERS = 6
 """Layers of a model that are built: no kind of layer repeats later than this."""
@@ -146,10 +147,10 @@ def _dense(layer: Any) -> str:
         return f"? {error}"
 
 
-def answer(question: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
+def answer(question: Mapping[str, Any], machine: Machine, caches: list[Any]) -> dict[str, Any]:
     """What the layers took, or why there are none."""
     machine.multiprocessors = question["multiprocessors"]
-    machine.become(tuple(question["capability"]))
+    machine.become(tuple(question["capability"]), caches)
     os.environ |= {name: value for name, value in question["environment"].items() if not value.startswith("/")}
     try:
         return build(question)
@@ -171,11 +172,13 @@ def serve(vllm: Path, flashinfer: Path) -> None:
         with contextlib.suppress(Exception):
             registry.ModelRegistry.models[name].load_model_cls()  # once, and not in each fork
     Operator.present = True
+    caches = cached_functions()
+    gc.disable()  # a collection would copy the memory of the parent into each fork
     for question in questions:
         sys.stdout.flush()
         child = os.fork()
         if child == 0:
-            print(json.dumps({"id": question["id"], **answer(question, machine)}), flush=True)
+            print(json.dumps({"id": question["id"], **answer(question, machine, caches)}), flush=True)
             os._exit(0)
         os.waitpid(child, 0)
 
