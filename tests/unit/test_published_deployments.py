@@ -5,8 +5,8 @@ means that the source says so. Rows in `OTHERWISE` are those of which the estima
 
 Sources: vllm-project/recipes at 8959cf6 (paths without a prefix), MoonshotAI/Kimi-K2 docs/deploy_guidance.md, zai-org/GLM-4.5 README.md at
 08158da (its tables were made with SGLang, and say that the model runs, not with which context), skypilot-org/skypilot at 3339bb2,
-kubernetes-sigs/lws at 0e2e095 and its website, blog.vllm.ai/2025/04/05/llama4.html. The version is the one in the source, or the lowest that
-the recipe names.
+kubernetes-sigs/lws at 0e2e095 and its website, blog.vllm.ai/2025/04/05/llama4.html. The version is the one in the source, or the lowest
+that the recipe names.
 """
 
 import json
@@ -102,7 +102,8 @@ DEPLOYMENTS: dict[str, tuple[bool, str, str, str, dict[str, Any]]] = {
     ),
 }
 OTHERWISE = {
-    # 24 experts a GPU are 59 GiB, and what data parallelism does not divide another 14. 0.85 of the GPU are 67 GiB. The command is that of H200.
+    # 24 experts on a GPU are 59 GiB, and what data parallelism does not divide another 14. 0.85 of the GPU are 67 GiB. Moonshot's guide has
+    # the same command for H200.
     "moonshotai/Kimi-K2.md DP16 on H800",
     # 1024 requests at a time are the default there, and the sampler's share of the activations is estimated for all of them.
     "OpenAI/GPT-OSS.md H100",
