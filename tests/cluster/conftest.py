@@ -14,12 +14,12 @@ from support.audit import AuditTrail
 from support.cluster import Cluster, RefusedError, Simulator
 from support.crd import install_crd
 from support.operator_process import OperatorProcess
+from support.registry import Registry
 from support.registry_programs import Programs
 from support.sessions import build_before_tests, only_cluster, own_namespace
 from testenv import Environment
 from testenv.binaries import TEST_ENVIRONMENT
 from testenv.nodes import gpu_node
-from testenv.registry import Registry
 
 _NO_BINARIES = pytest.StashKey[str]()
 

@@ -13,8 +13,8 @@ import generate_dashboards
 from support import engine_metrics
 from support.cluster import PATIENCE, Cluster, Simulator, the_pod
 from support.operator_process import OperatorProcess, has, llama
+from support.prometheus import Prometheus
 from support.promtool import ALERTS
-from testenv.prometheus import Prometheus
 
 pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 

@@ -13,9 +13,9 @@ import pytest
 
 from support.artifacts import fill
 from support.proxies import Proxy
+from support.registry import Registry
 from support.registry_programs import REPOSITORY, Programs, files_of
 from testenv import Environment
-from testenv.registry import Registry
 
 LARGE = 3 * 2**20
 MIDDLE = 2**20

@@ -13,9 +13,9 @@ import release
 from support import helm
 from support.cluster import Cluster, Manifest
 from support.operator_process import OperatorProcess, has, llama
+from support.registry import PASSWORD, USER, Registry
 from testenv import Environment
 from testenv.binaries import find_binary
-from testenv.registry import PASSWORD, USER, Registry
 from vllm_operator import __version__
 
 pytestmark = [pytest.mark.cluster, pytest.mark.extended]

@@ -11,9 +11,9 @@ from nodeenv.configuration import MACHINE_ADDRESS
 from support.cluster import Cluster, Manifest
 from support.engines import ENGINE, eventually, model, seconds_to_serve, the_engine, until_ready
 from support.operator_process import condition, has
+from support.registry import Registry
 from support.sessions import own_namespace
 from support.verdicts import cache_verdict, has_cache
-from testenv.registry import Registry
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from support.artifacts import EXCLUDED, FOLDERS
+from support.registry import Registry
 from support.tools import command
-from testenv.registry import Registry
 
 REPOSITORY = "team/caches"
 LEFT_OUT = ("cache_key_factors.json", ".lock", "grammar.db")
