@@ -83,5 +83,8 @@ def run(
     def noisy(value: float) -> float:
         return value * chosen.uniform(1 - noise, 1 + noise)
 
-    loads = (LoadFigures(n, noisy(60 / speed), noisy(8 / speed), noisy(120 * n**0.7 * speed)) for n in (1, 32))
-    return Measurement(noisy(start), kv_tokens, tuple(loads), answers or "0123456789abcdef" * 12)
+    loads = tuple(
+        LoadFigures(clients=clients, first_token_ms=noisy(60 / speed), token_ms=noisy(8 / speed), rate=noisy(120 * clients**0.7 * speed))
+        for clients in (1, 32)
+    )
+    return Measurement(start_seconds=noisy(start), kv_tokens=kv_tokens, loads=loads, answers=answers or "0123456789abcdef" * 12)

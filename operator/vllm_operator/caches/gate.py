@@ -21,7 +21,7 @@ from vllm_operator.caches.activity import Gate
 from vllm_operator.caches.artifacts import readiness_request
 from vllm_operator.caches.context import CacheContext, is_primer
 from vllm_operator.caches.jobs import read_report
-from vllm_operator.caches.measurement import GateRecord, Measurement, make_record, read_measurement, read_record
+from vllm_operator.caches.measurement import GateRecord, Measurement, read_measurement, read_record
 from vllm_operator.caches.priming import find_obstacle, render_primer
 from vllm_operator.pods.tools import operator_container, with_tools
 from vllm_operator.pods.view import Phase
@@ -49,7 +49,7 @@ def plan_gate(context: CacheContext) -> Gate | None:
     load = load_of(rollout.workload)
     known = read_record(context.measured)
     record = known if known is not None and (known.against, known.load) == (context.serving, in_words(load)) else None
-    record = record or make_record(context.serving, in_words(load), (), ())
+    record = record or GateRecord(against=context.serving, load=in_words(load))
     if record.is_over:
         return Gate(record=record, is_held=bool(record.failure or record.worse))
     is_new = len(record.after) == len(record.before)  # the new plan first: if it cannot start, nothing else is needed
@@ -59,7 +59,7 @@ def plan_gate(context: CacheContext) -> Gate | None:
         if (found := _read_run(view.manifest, is_new=is_new)) is not None:
             return Gate(record=_with_run(record, found, is_new=is_new), is_held=True, is_recorded=False, run=run, is_new=is_new)
     if (obstacle := SEVERAL_NODES if context.plan.nodes else find_obstacle(context, pods)) is not None:
-        skipped = make_record(record.against, record.load, record.before, record.after, skipped=obstacle)
+        skipped = record.model_copy(update={"skipped": obstacle})
         return Gate(record=skipped, is_held=True, is_recorded=False)
     return Gate(record=record, is_held=True, run=run, is_new=is_new)
 
@@ -95,9 +95,9 @@ def _read_run(pod: Mapping[str, Any], *, is_new: bool) -> Measurement | tuple[st
 
 def _with_run(record: GateRecord, found: Measurement | tuple[str, str], *, is_new: bool) -> GateRecord:
     if not isinstance(found, Measurement):
-        return make_record(record.against, record.load, record.before, record.after, **{found[0]: found[1]})
-    before, after = (record.before, (*record.after, found)) if is_new else ((*record.before, found), record.after)
-    return make_record(record.against, record.load, before, after)
+        return record.model_copy(update={found[0]: found[1]})
+    runs = {"after": (*record.after, found)} if is_new else {"before": (*record.before, found)}
+    return record.model_copy(update=runs)
 
 
 def gate_annotation(gate: Gate) -> dict[str, str]:

@@ -5,15 +5,15 @@ worse if its mean is worse than that of the current plan by more than its limit.
 variation could explain it, both plans are measured again, at most `MAX_PAIRS` times.
 """
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import sqrt
 from statistics import mean
-from typing import Any
+from typing import Annotated, Any
 
-from vllm_operator.api import reading
+from pydantic import AfterValidator, Field
+
+from vllm_operator.api.base import Model
 
 MIN_PAIRS, MAX_PAIRS = 2, 4
 """Minimum and maximum number of runs of each plan."""
@@ -25,51 +25,35 @@ ANSWERS_LIMIT = 0.4
 """Part of the answers. Other kernels round differently, so some greedy answers change after some words; wrong kernels change all."""
 VARIATION_FACTOR = 3.0
 MAX_RUNS_TEXT = 32_768
+Amount = Annotated[float, Field(ge=0, lt=10**12), AfterValidator(lambda value: max(value, 1e-6))]
+"""A figure. None is zero, because others are divided by it."""
+Why = Annotated[str, AfterValidator(lambda text: text[:600])]
 
 
-@dataclass(frozen=True, slots=True)
-class LoadFigures:
+class LoadFigures(Model):
     """Figures with a number of clients: medians in milliseconds until the first token and for each further one, and tokens per second."""
 
     clients: int
-    first_token_ms: float
-    token_ms: float
-    rate: float
+    first_token_ms: Amount
+    token_ms: Amount
+    rate: Amount
 
 
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """One run: seconds until the engine was ready, tokens in its KV cache (None if unknown), figures, and digests of greedy answers."""
+class Measurement(Model):
+    """One run, as `tools.measure` reports it: figures, tokens in the KV cache (None if unknown), and digests of greedy answers."""
 
-    start_seconds: float
-    kv_tokens: int | None
-    loads: tuple[LoadFigures, ...]
-    answers: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the form of the report of `tools.measure`."""
-        loads = [{"clients": it.clients, "ttft": it.first_token_ms, "tpot": it.token_ms, "rate": it.rate} for it in self.loads]
-        return {"start": self.start_seconds, "kvTokens": self.kv_tokens, "loads": loads, "answers": self.answers}
+    start_seconds: Amount
+    kv_tokens: Annotated[int, Field(gt=0, lt=10**12)] | None = None
+    loads: Annotated[tuple[LoadFigures, ...], Field(min_length=1, max_length=8)]
+    answers: Annotated[str, Field(max_length=1024)]
 
 
 def read_measurement(found: Mapping[str, Any]) -> Measurement | None:
     """Read the untrusted report of `tools.measure`; None if it is incomplete."""
-    loads: list[LoadFigures] = []
-    for each in islice(reading.objects(found, "loads"), 8):
-        clients, figures = reading.integer(each, "clients"), [_positive(each.get(name)) for name in ("ttft", "tpot", "rate")]
-        first, further, rate = figures
-        if clients is None or first is None or further is None or rate is None:
-            return None
-        loads.append(LoadFigures(clients, first, further, rate))
-    start, answers, kv_tokens = _positive(found.get("start")), reading.text(found, "answers"), reading.integer(found, "kvTokens")
-    if start is None or not loads or len(answers) > 1024:
+    try:
+        return Measurement.model_validate(found)
+    except ValueError:
         return None
-    return Measurement(start, kv_tokens if kv_tokens is not None and kv_tokens > 0 else None, tuple(loads), answers)
-
-
-def _positive(value: Any) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 10**12
-    return max(float(value), 1e-6) if is_number else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +102,12 @@ def compare(before: Sequence[Measurement], after: Sequence[Measurement]) -> list
         first = _figure(
             f"ms until the first token {said}", [it.first_token_ms for it in old], [it.first_token_ms for it in new], FIRST_TOKEN_LIMIT
         )
-        figures.append(_only_if(first, abs(first.after - first.before) >= MIN_FIRST_TOKEN_MS))
+        figures.append(replace(first, is_relevant=abs(first.after - first.before) >= MIN_FIRST_TOKEN_MS))
     if (old_size := _kv_tokens(before)) and (new_size := _kv_tokens(after)):
         figures.append(_figure("tokens in the KV cache", old_size, new_size, LIMIT, is_gain=True))
     # The first run of a plan may have compiled, so the fastest start counts.
     start = _figure("seconds to start", [min(it.start_seconds for it in before)], [min(it.start_seconds for it in after)], START_LIMIT)
-    figures.append(_only_if(start, start.after - start.before >= MIN_START_SECONDS))
+    figures.append(replace(start, is_relevant=start.after - start.before >= MIN_START_SECONDS))
     return [*figures, _answers(before, after)]
 
 
@@ -151,10 +135,6 @@ def _variation(values: Sequence[float]) -> float:
     return (max(values) - min(values)) / (mean(values) * 2 * sqrt(len(values)))
 
 
-def _only_if(figure: Figure, is_relevant: bool) -> Figure:
-    return Figure(figure.name, figure.before, figure.after, figure.loss, figure.variation, figure.limit, is_relevant)
-
-
 def _answers(before: Sequence[Measurement], after: Sequence[Measurement]) -> Figure:
     same: list[float] = [_agreement(one, other) for index, one in enumerate(before) for other in before[index + 1 :]]
     old, new = mean(same or [1.0]), mean(_agreement(one, other) for one in before for other in after)
@@ -166,26 +146,27 @@ def _agreement(one: Measurement, other: Measurement) -> float:
     return sum(a == b for a, b in pairs) / len(pairs) if pairs else 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GateRecord:
+class GateRecord(Model):
     """What was measured before a rollout: with which load and against which revision, the runs of both plans, and why it ended early."""
 
     against: str
     load: str
-    before: tuple[Measurement, ...] = ()
-    after: tuple[Measurement, ...] = ()
-    failure: str = ""
+    before: Annotated[tuple[Measurement, ...], Field(max_length=MAX_PAIRS)] = ()
+    after: Annotated[tuple[Measurement, ...], Field(max_length=MAX_PAIRS)] = ()
+    failure: Why = ""
     """Why the engine of the new plan failed under the load. The rollout is held."""
-    skipped: str = ""
+    skipped: Why = ""
     """Why nothing can be compared. The rollout begins."""
-    figures: list[Figure] = field(default_factory=list)
+
+    @property
+    def figures(self) -> list[Figure]:
+        """The comparison of the runs; empty until both plans were measured."""
+        return compare(self.before, self.after) if self.before and self.after else []
 
     @property
     def is_over(self) -> bool:
         """Whether nothing more is measured."""
-        return bool(self.failure or self.skipped) or (
-            len(self.before) == len(self.after) and is_decided(self.figures, len(self.after)) and bool(self.figures)
-        )
+        return bool(self.failure or self.skipped) or (len(self.before) == len(self.after) > 0 and is_decided(self.figures, len(self.after)))
 
     @property
     def worse(self) -> tuple[Figure, ...]:
@@ -194,15 +175,7 @@ class GateRecord:
 
     def to_text(self) -> str:
         """Return the text of the annotation."""
-        runs = {"before": [run.to_json() for run in self.before], "after": [run.to_json() for run in self.after]}
-        ends = {name: text for name, text in (("failure", self.failure), ("skipped", self.skipped)) if text}
-        return json.dumps({"against": self.against, "load": self.load, **runs, **ends}, sort_keys=True, separators=(",", ":"))
-
-
-def make_record(against: str, load: str, before: Iterable[Measurement], after: Iterable[Measurement], **ends: str) -> GateRecord:
-    """Return a record with the comparison of its runs."""
-    old, new = tuple(before), tuple(after)
-    return GateRecord(against=against, load=load, before=old, after=new, figures=compare(old, new) if old and new else [], **ends)
+        return self.model_dump_json(by_alias=True, exclude_defaults=True)
 
 
 def read_record(text: str) -> GateRecord | None:
@@ -210,17 +183,6 @@ def read_record(text: str) -> GateRecord | None:
     if not text or len(text) > MAX_RUNS_TEXT:
         return None
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
+        return GateRecord.model_validate_json(text)
+    except ValueError:
         return None
-    if not isinstance(found, Mapping):
-        return None
-    before, after = list(_runs(found, "before")), list(_runs(found, "after"))
-    ends = {name: reading.text(found, name)[:600] for name in ("failure", "skipped")}
-    return make_record(reading.text(found, "against"), reading.text(found, "load"), before, after, **ends)
-
-
-def _runs(found: Mapping[str, Any], name: str) -> Iterator[Measurement]:
-    for each in islice(reading.objects(found, name), MAX_PAIRS):
-        if (run := read_measurement(each)) is not None:
-            yield run

@@ -74,7 +74,7 @@ def measure(settings: dict[str, Any]) -> dict[str, Any]:
     engine = Engine(settings["ready"], settings["model"], os.environ.get("VLLM_API_KEY", ""))
     answers = "".join(digits(engine.answer(question)) for question in QUESTIONS)
     loads = [run_load(engine, load, clients) for clients in load.concurrency]
-    return {"result": "Measured", "start": round(start, 1), "kvTokens": engine.kv_tokens(), "loads": loads, "answers": answers}
+    return {"result": "Measured", "startSeconds": round(start, 1), "kvTokens": engine.kv_tokens(), "loads": loads, "answers": answers}
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,8 @@ def run_load(engine: Engine, load: Load, clients: int) -> dict[str, Any]:
         raise failure
     return {
         "clients": clients,
-        "ttft": round(1000 * statistics.median(sample.first), 2),
-        "tpot": round(1000 * statistics.median(sample.further), 3),
+        "firstTokenMs": round(1000 * statistics.median(sample.first), 2),
+        "tokenMs": round(1000 * statistics.median(sample.further), 3),
         "rate": round(sum(sample.tokens) / load.seconds, 2),
     }
 
