@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 LEADERS, FOLLOWERS = (f"app.kubernetes.io/component={role}" for role in ("engine", "follower"))
 TWO_NODES: dict[str, Any] = {"parallelism": {"tensor": 8, "nodes": 2}, "cache": {"storage": "EmptyDir"}}
 READY = has("Ready", "True", "Serving")
+RACK, GROUP = "example.com/rack", "leaderworkerset.sigs.k8s.io/group-index"
 
 
 @pytest.fixture
@@ -97,6 +98,35 @@ async def test_a_group_from_its_first_start_to_its_end(
     assert [it for it in requests if it.status in (401, 403)] == []
     used = {(it.group, it.resource, verb) for it in requests for verb in (it.verb, *(["create"] if it.status == 201 else []))}
     assert {right for right in granted(served.namespace) if right[1] == "leaderworkersets"} - used == set()
+
+
+async def test_data_parallel_ranks_on_the_nodes_of_one_rack(
+    served: Cluster, sets: LeaderWorkerSets, operator: OperatorProcess, more_nodes: list[str]
+) -> None:
+    sets.install()
+    sets.start()
+    await operator.kill()  # it would end by itself, after a minute, to watch the new kind
+    await operator.start()
+    others = sorted(name for node in await served.list_all("Node") if (name := node["metadata"]["name"]) not in more_nodes)
+    racks = {name: "ab"[number % 2] for number, name in enumerate([*others, *more_nodes])}
+    for name, rack in racks.items():
+        await served.patch("Node", name, {"metadata": {"labels": {RACK: rack}}})
+    term = {"topologyKey": RACK, "labelSelector": {"matchLabels": {"app.kubernetes.io/instance": "llama"}}, "matchLabelKeys": [GROUP]}
+    together = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    experts = {"model": {"uri": "hf://Qwen/Qwen3-30B-A3B"}, "parallelism": {"data": 16, "expert": "Enabled", "nodes": 2}}
+    await served.create(llama(served.namespace, **{**TWO_NODES, **experts}, podTemplate={"spec": {"affinity": together}}))
+    await served.wait_for("VLLMDeployment", "llama", READY, within=180)
+
+    leader, follower = await served.get("Pod", "llama-0"), await served.get("Pod", "llama-0-1")
+    assert racks[leader["spec"]["nodeName"]] == racks[follower["spec"]["nodeName"]]
+    for pod, address in ((leader, "$(VLLM_HOST_IP)"), (follower, "$(LWS_LEADER_ADDRESS)")):
+        [engine] = pod["spec"]["containers"]
+        assert engine["args"][engine["args"].index("--data-parallel-address") + 1] == address
+        names = [each["name"] for each in engine["env"]]
+        assert {"VLLM_HOST_IP", "LWS_LEADER_ADDRESS"} <= {*names}
+        # the API server has put the number of the group into the selector
+        [found] = pod["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert {"key": GROUP, "operator": "In", "values": ["0"]} in found["labelSelector"]["matchExpressions"]
 
 
 async def scale_while_the_operator_is_killed(served: Cluster, operator: OperatorProcess) -> None:

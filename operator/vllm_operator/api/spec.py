@@ -303,7 +303,7 @@ class ParallelismSpec(Model):
         "Tensor parallel size. Default: 1. Without `spec.parallelism` and `spec.accelerator.count`, the operator chooses the smallest "
         "number of GPUs of one node on which the model fits, if it knows the sizes of the model."
     )
-    pipeline: int | None = optional("Pipeline parallel size. Default: `nodes`.", ge=1, le=64)
+    pipeline: int | None = optional("Pipeline parallel size. Default: `nodes`, or 1 if `data` is more than 1.", ge=1, le=64)
     data: int | None = optional("Data parallel size within one replica. Default: 1.", ge=1, le=64)
     expert: Toggle | None = optional("Expert parallelism for mixture-of-experts models. Default: Disabled.")
     nodes: int | None = optional(

@@ -37,6 +37,8 @@ OTHER_FRONT_ENDS = frozenset(
     f"--data-parallel-{name}" for name in ("hybrid-lb", "external-lb", "multi-port-external-lb", "rank", "start-rank")
 )
 """Flags with which several nodes serve. vLLM refuses them for followers without a server."""
+NVLINK_DOMAIN_LABEL = "nvidia.com/gpu.clique"
+"""Label of nodes whose GPUs share an NVLink domain. Where `spec.podTemplate` names it, all nodes of a replica are expected to."""
 BACKEND_FLAGS = ("--distributed-executor-backend", "--data-parallel-backend")
 NAME_LIMIT = 48
 """Maximum characters of the name. A StatefulSet labels its Pods with its own name, the number of a group, and a hash (63 characters)."""
@@ -114,8 +116,9 @@ def notes_about_nodes(spec: VLLMDeploymentSpec, target: Candidate) -> list[Note]
     named = listed([f"{kind} parallel size {size}" for kind, size in sizes if size > 1 or kind == "tensor"], "and")
     notes = [note("nodes.chosen", devices=devices(target), sizes=named)]
     has_rdma = network is not None and network.rdma_resource is not None
-    if parallel.tensor > shape.count and not has_rdma:
+    is_slow = not has_rdma and NVLINK_DOMAIN_LABEL not in str(spec.pod_template)
+    if parallel.tensor > shape.count and is_slow:
         notes.append(note("nodes.tensor", tensor=parallel.tensor, count=shape.count))
-    elif parallel.data > 1 and not has_rdma:
+    elif parallel.data > 1 and is_slow:
         notes.append(note("nodes.experts", ranks=parallel.data * parallel.tensor, count=shape.count))
     return [*notes, note("nodes.privileged")] if has_rdma else notes
