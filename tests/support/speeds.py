@@ -83,8 +83,9 @@ def run(
     def noisy(value: float) -> float:
         return value * chosen.uniform(1 - noise, 1 + noise)
 
+    start_seconds = noisy(start)
     loads = tuple(
         LoadFigures(clients=clients, first_token_ms=noisy(60 / speed), token_ms=noisy(8 / speed), rate=noisy(120 * clients**0.7 * speed))
         for clients in (1, 32)
     )
-    return Measurement(start_seconds=noisy(start), kv_tokens=kv_tokens, loads=loads, answers=answers or "0123456789abcdef" * 12)
+    return Measurement(start_seconds=start_seconds, kv_tokens=kv_tokens, loads=loads, answers=answers or "0123456789abcdef" * 12)
