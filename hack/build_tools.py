@@ -8,7 +8,8 @@ import zipfile
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "operator" / "vllm_operator" / "tools"
-MAIN = "import sys\n\nfrom vllm_operator.tools.__main__ import main\n\nsys.exit(main())\n"
+PATH = "sys.path.insert(0, __file__.rpartition('/')[0])"  # isolated mode leaves out the folder of an unpacked file
+MAIN = f"import sys\n\n{PATH}\nfrom vllm_operator.tools.__main__ import main\n\nsys.exit(main())\n"
 
 
 def build(target: Path) -> Path:

@@ -55,6 +55,8 @@ class SimulatedEngine:
     is_compiling: bool = False
     is_in_chunk: bool = False
     hung: set[int] = field(default_factory=set)
+    sees_waits: bool = True
+    arrived: list[float] = field(default_factory=list)  # times of the requests that have not reached the engine
 
     def __post_init__(self) -> None:
         self.rng = Random(self.seed)
@@ -67,6 +69,8 @@ class SimulatedEngine:
         }
         sample = Sample(self.now, self.now, ranks, self.load + self.leaked)
         sample.is_paused, sample.is_compiling = self.is_paused, self.is_compiling
+        if self.sees_waits and sample.load and not sample.has_work():
+            sample.waits = [self.now - at for at in self.arrived]
         return sample
 
     def step(self, rank: int, running: int, waiting: int, *, tokens: bool = True, blocks: bool = True) -> None:
@@ -78,7 +82,7 @@ class SimulatedEngine:
 
     def restart(self) -> None:
         self.tokens, self.cache, self.shown = [0] * self.ranks, [0] * self.ranks, [(0, 0)] * self.ranks
-        self.load = self.leaked = 0
+        self.load, self.leaked, self.arrived = 0, 0, []
         self.is_awake, self.is_paused, self.hung = True, False, set()
 
     def probes(self, seconds: float) -> Iterator[None]:
@@ -91,10 +95,10 @@ class SimulatedEngine:
     def day(self, hours: float) -> Iterator[Sample]:
         """Harmless phases one after the other, as in production."""
         longest_step = 20.0
+        also = ("refused", "keep-alive") if self.sees_waits else ()
         while self.now < hours * 3600:
-            kind = self.rng.choice(
-                ("idle", "light", "saturated", "prefill", "steps", "paused", "asleep", "compiling", "restart", "frozen", "disconnects")
-            )
+            kinds = ("idle", "light", "saturated", "prefill", "steps", "paused", "asleep", "compiling", "restart", "frozen", "disconnects")
+            kind = self.rng.choice((*kinds, *also))
             length = self.rng.uniform(30, 1800)
             if kind in ("restart", "frozen"):
                 self.now += self.rng.uniform(50, 600)
@@ -112,7 +116,7 @@ class SimulatedEngine:
                 self.is_awake, self.is_paused, self.is_compiling = True, False, False
 
     def _quiet(self) -> None:
-        self.load = 0
+        self.load, self.arrived = 0, []
         for rank in range(self.ranks):
             self.step(rank, 0, 0)
 
@@ -140,6 +144,11 @@ class SimulatedEngine:
         elif kind == "disconnects":  # clients leave, and stay counted
             self.leaked += self.rng.randint(0, 1)
             self.step(0, 0, 0, tokens=self.leaked > 0)
+        elif kind == "refused":  # at each sample, other requests are in the server, which refuses them
+            self.load = self.rng.randint(1, 9)
+            self.arrived = [self.now - self.rng.uniform(0, 9) for _ in range(self.load)]
+        elif kind == "keep-alive":  # connections of clients that wait for nothing, and of one that has left
+            self.leaked, self.arrived = max(self.leaked, 1), []
         elif kind == "asleep":
             self.is_awake, self.load = False, at_once
         elif kind == "paused":

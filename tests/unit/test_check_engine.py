@@ -13,8 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from support.gpus import real_node
+from support.plans import deployment, made
 from support.tools import command
-from vllm_operator.tools import check_engine, hang, progress
+from vllm_operator.rendering.pod import render_pod_template
+from vllm_operator.tools import check_engine, connections, hang, progress
 from vllm_operator.tools.progress import State
 
 NAMESPACE = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc")
@@ -189,9 +192,77 @@ def test_a_server_that_stays_without_its_engine_is_ended_although_it_is_the_firs
     assert (done.returncode == 7) == (behaviour == "exits"), done.stderr
 
 
+def test_what_a_probe_may_do_fits_into_its_time(server: Server, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered = render_pod_template(deployment(), made(deployment(), real_node("h200")))
+    limit = rendered["spec"]["containers"][0]["readinessProbe"]["timeoutSeconds"]
+    spare = 1.5  # to start, and to be scheduled
+    before = check_engine.TIMEOUT_SECONDS + hang.WALK_SECONDS + hang.PREPARING_SECONDS
+    report = hang.PROCESS_SECONDS + hang.GPU_SECONDS + 1  # and to end nvidia-smi
+    restart = 0.1 + hang.WRITE_SECONDS + hang.EXIT_SECONDS + hang.KILL_SECONDS
+    assert before + max(report, restart) + spare <= limit
+
+    def answer_late(url: str, path: str, end: float) -> tuple[int, str]:
+        time.sleep(max(0.0, min(0.9, end - time.monotonic())))
+        if time.monotonic() > end:
+            raise TimeoutError
+        return server.answers.get(path, (404, ""))
+
+    state = silent(1000, server)
+    monkeypatch.setattr(check_engine, "ask", answer_late)
+    monkeypatch.setattr(hang, "_numbers", lambda: iter(()))
+    begin = time.monotonic()
+    check_engine.check(state, server.url, folder, "/nowhere")
+    assert time.monotonic() - begin <= before + hang.PROCESS_SECONDS + 3 * spare, "this machine may be busy"
+
+
 def test_a_paused_engine_does_not_hang(server: Server, folder: str, engine: subprocess.Popen[bytes]) -> None:
     server.answers["/is_paused"] = (200, '{"is_paused":true}')
     assert check_engine.check(silent(1000, server), server.url, folder, "/nowhere")[1] == ""
+
+
+def stuck_before(seconds: float, server: Server) -> State:
+    """The state 15 s after a probe, when a client had waited for this time while the engine is idle."""
+    server.answers["/metrics"] = (
+        200,
+        METRICS.replace('num_requests_running{engine="0",model_name="tiny"} 1.0', 'num_requests_running{engine="0",model_name="tiny"} 0.0'),
+    )
+    state = silent(0, server)
+    state.load = 1
+    state.ranks[progress.SERVER].is_busy, state.ranks[progress.SERVER].silent = True, seconds
+    return state
+
+
+def test_a_client_that_waits_while_the_engine_is_idle_is_a_hang(
+    server: Server, folder: str, engine: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        connections, "read_waits", lambda port, closes: [100.0] if (port, closes) == (server.http.server_address[1], True) else None
+    )
+    _, said = check_engine.check(stuck_before(90, server), server.url, folder, "/nowhere")
+    assert said.startswith("Engine hangs: 1 request arrived, and nothing has reached the engine since ")
+    monkeypatch.setattr(connections, "read_waits", lambda port, closes: [])
+    assert check_engine.check(stuck_before(90, server), server.url, folder, "/nowhere")[1] == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["exec -a vllm bash -c 'read' serve --tool-server demo", "while true; do :; done"],
+    ids=["a tool may run", "the server prepares its input"],
+)
+def test_a_server_with_tools_and_a_busy_one_may_not_have_given_work_to_the_engine(
+    server: Server, folder: str, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    monkeypatch.setattr(connections, "read_waits", lambda port, closes: [100.0])
+    monkeypatch.setattr(hang, "PREPARING_PERCENT", 1)  # where others use the CPUs, too
+    monkeypatch.setattr(hang, "PREPARING_SECONDS", 3)
+    with subprocess.Popen(["bash", "-c", words], stdin=subprocess.PIPE) as process:
+        try:
+            monkeypatch.setattr(hang, "_numbers", lambda: iter([process.pid]))
+            while "exec" in words and not Path(f"/proc/{process.pid}/cmdline").read_bytes().startswith(b"vllm"):
+                time.sleep(0.01)
+            assert check_engine.check(stuck_before(80, server), server.url, folder, "/nowhere")[1] == ""
+        finally:
+            process.kill()
 
 
 def test_a_compiler_in_the_container_is_no_hang(
@@ -288,7 +359,7 @@ def test_a_server_that_is_gone_is_not_ready(folder: str) -> None:
 
 
 def test_a_silent_server_is_not_ready_at_the_third_time(monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
-    def late(url: str, path: str) -> tuple[int, str]:
+    def late(url: str, path: str, end: float) -> tuple[int, str]:
         raise TimeoutError
 
     monkeypatch.setattr(check_engine, "ask", late)

@@ -72,7 +72,10 @@ def test_a_simulated_day_of_100_engines_gives_no_alarm() -> None:
     hours_of(24, 100)
 
 
-@pytest.mark.parametrize("kind", ["busy", "one rank of three", "idle", "tokenizers", "first request"])
+KINDS = ["busy", "one rank of three", "idle", "tokenizers", "as many clients as before", "first request"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(50))
 def test_each_kind_of_hang_is_found_within_two_minutes(kind: str, seed: int) -> None:
     engine = SimulatedEngine(seed, ranks=3 if kind == "one rank of three" else 1)
@@ -81,19 +84,26 @@ def test_each_kind_of_hang_is_found_within_two_minutes(kind: str, seed: int) -> 
         if kind != "first request":
             engine._phase("light")
         before.append(engine.sample())
+    if kind == "idle":
+        engine.sees_waits = False
     if kind in ("idle", "tokenizers"):
         engine._quiet()
         for _ in engine.probes(60):
             before.append(engine.sample())
     begin = engine.now + engine.rng.uniform(0, 14)  # between two probes
+    if kind == "as many clients as before":  # the requests that run are finished first
+        engine.step(0, 0, 0)
+        engine.arrived = [begin] * engine.load
     engine.hung = {0} if kind == "one rank of three" else set(range(engine.ranks))
-    during = []
+    during: list[Sample] = []
     for _ in engine.probes(300):
         if kind == "one rank of three":
             for rank in (1, 2):
                 engine.step(rank, 5, 0)
         else:
-            engine.load += engine.rng.randint(1, 3)
+            number = 0 if kind == "as many clients as before" else engine.rng.randint(1, 3)
+            engine.load += number
+            engine.arrived += [begin if len(during) == 0 else engine.now] * number
         during.append(engine.sample())
     reported, restarted, _ = follow([*before, *during])
     assert reported is not None
@@ -124,6 +134,36 @@ def test_an_engine_does_not_learn_more_than_ten_minutes_from_a_hang_that_passed(
 def test_requests_that_stay_counted_are_no_work() -> None:
     idle = [Sample(15.0 * number, 0, {"0": Metrics("0")}, 7) for number in range(40)]
     assert follow(idle)[0] is None
+
+
+def idle_server(waits: list[list[float]], *, is_preparing: bool = False) -> list[Sample]:
+    samples = []
+    for number, each in enumerate(waits):
+        sample = Sample(15.0 * number, 0, {"0": Metrics("0")}, 3)
+        sample.waits, sample.is_preparing = each, is_preparing
+        samples.append(sample)
+    return samples
+
+
+@pytest.mark.parametrize(
+    ("waits", "is_preparing", "is_hang"),
+    [
+        ([[15.0 * number] for number in range(8)], False, True),
+        ([[]] * 40, False, False),
+        ([[7.0, 3.0], [1.0], [14.0]] * 12, False, False),
+        ([[15.0 * number] for number in range(40)], True, False),
+        ([[500.0], []] * 20, False, False),
+    ],
+    ids=["one waits", "idle connections", "others wait at each sample", "a tool runs or input is prepared", "it is answered"],
+)
+def test_a_client_that_waits_while_the_engine_is_idle_is_work(waits: list[list[float]], is_preparing: bool, is_hang: bool) -> None:
+    samples = idle_server(waits, is_preparing=is_preparing)
+    reported, _, state = follow(samples)
+    assert (reported is not None) == is_hang
+    if is_hang:
+        assert progress.describe(state, samples[-1]).startswith(
+            "Engine hangs: 1 request arrived, and nothing has reached the engine since "
+        )
 
 
 def test_after_a_frozen_node_or_a_start_silence_is_counted_anew() -> None:

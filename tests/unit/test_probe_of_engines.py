@@ -10,7 +10,7 @@ from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.rendering.pod import render_pod_template
 
-CHECK = ["python3", "-I", "-S", "-B", "/tools/tools.pyz", "check-engine"]
+CHECK = ["python3", "-I", "-S", "-X", "pycache_prefix=/tmp/.vllm-operator-bytecode", "/tools/__main__.py", "check-engine"]
 LOAD, WATCHDOG = "--enable-server-load-tracking", "--watchdog-config"
 
 

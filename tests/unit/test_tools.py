@@ -12,7 +12,7 @@ import yaml
 
 import build_tools
 from support.tools import archive, command
-from vllm_operator.pods.tools import operator_container, with_tools
+from vllm_operator.pods.tools import operator_container, tool_command, with_tools
 from vllm_operator.tools.__main__ import PROGRAMS
 
 ROOT = Path(__file__).parent.parent.parent
@@ -54,9 +54,22 @@ def test_each_name_runs_a_program(program: str) -> None:
     assert "ModuleNotFoundError" not in done.stderr
 
 
-def test_the_file_copies_itself(tmp_path: Path) -> None:
-    subprocess.run(command("copy", str(tmp_path)), check=True, timeout=60)
-    assert (tmp_path / "tools.pyz").read_bytes() == archive().read_bytes()
+def test_the_file_copies_and_unpacks_itself_and_the_probe_keeps_its_bytecode(tmp_path: Path) -> None:
+    folder = tmp_path / "tools"
+    folder.mkdir()
+    subprocess.run(command("copy", str(folder)), check=True, timeout=60)
+    assert (folder / "tools.pyz").read_bytes() == archive().read_bytes()
+    words = tool_command("check-engine", "http://127.0.0.1:1", str(tmp_path / "state"), "/nowhere", "/nowhere", "Report", root=str(folder))
+    prefix = next(word.partition("=")[2] for word in words if word.startswith("pycache_prefix="))
+    words = [word.replace(prefix, str(tmp_path / "bytecode")) for word in words]
+    before = set(folder.rglob("*"))
+    for _ in range(2):
+        done = subprocess.run([sys.executable, *words[1:]], env={}, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout[:29], done.stderr) == (1, "The server cannot be reached:", "")
+    kept = {path.name.partition(".")[0] for path in (tmp_path / "bytecode").rglob("*.pyc")}
+    assert {"check_engine", "progress"} <= kept
+    assert not kept & {"hang", "connections", "ssl", "json", "re", "typing", "dataclasses"}, "what an ordinary probe does not need"
+    assert set(folder.rglob("*")) == before, "the volume is read-only"
 
 
 @pytest.mark.parametrize("arguments", [[], ["unpack"], ["copy"]])

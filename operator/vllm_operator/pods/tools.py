@@ -22,6 +22,9 @@ CHECK_PROGRAM, CHECK_PERIOD_SECONDS = "check-engine", 15
 HANG_PREFIX = "Engine hangs: "
 """Beginning of its description of a hang, in the event of the failed probe and in the termination message."""
 _ARCHIVE = "tools.pyz"
+_UNPACKED = "__main__.py"
+_BYTECODE = "/tmp/.vllm-operator-bytecode"
+"""Folder for the bytecode of the probe. Python would compile the programs of an archive each time, which takes 10 ms of CPU."""
 _IMAGE_ROOT = "/opt/vllm-operator"
 _USER = 65532
 """User of the operator's image."""
@@ -34,8 +37,9 @@ def tool_command(program: str, *arguments: str, root: str = TOOLS_ROOT) -> list[
 
     The probe needs no packages, and without them Python starts with less CPU time.
     """
-    packages = ["-S"] if program == CHECK_PROGRAM else []
-    return ["python3", "-I", *packages, "-B", f"{root}/{_ARCHIVE}", program, *arguments]
+    if program == CHECK_PROGRAM:
+        return ["python3", "-I", "-S", "-X", f"pycache_prefix={_BYTECODE}", f"{root}/{_UNPACKED}", program, *arguments]
+    return ["python3", "-I", "-B", f"{root}/{_ARCHIVE}", program, *arguments]
 
 
 def operator_container(spec: Mapping[str, Any], image: str, program: str, *arguments: str) -> dict[str, Any]:

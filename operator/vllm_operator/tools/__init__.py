@@ -4,6 +4,6 @@ They use only the standard library; `hub` also uses huggingface_hub of the engin
 
 programs  fetch, pack and publish (caches in a registry), clean_caches, hub (weights and adapters); `__main__` runs one of them
 gate      measure (figures of an engine under a fixed load)
-probe     check_engine (samples an engine), progress (decides whether it hangs), hang (keeps evidence and ends it)
+probe     check_engine and connections (sample an engine), progress (decides whether it hangs), hang (keeps evidence and ends it)
 common    artifact, build (fingerprint of the engine's software), registry (client)
 """

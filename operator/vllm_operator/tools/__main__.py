@@ -1,9 +1,11 @@
 """Runs one of the programs: `python3 -I -B tools.pyz PROGRAM`.
 
-`copy FOLDER` copies the archive itself, from the operator's image to a volume that the other containers of a Pod mount. `check-engine` is
-the readiness probe of the engine (`check_engine.py`).
+`copy FOLDER` copies and unpacks the archive itself, from the operator's image to a volume that the other containers of a Pod mount.
+`check-engine` is the readiness probe of the engine (`check_engine.py`). It runs unpacked, so that Python keeps its bytecode.
 """
 
+import gc
+import os
 import sys
 
 PROGRAMS = {
@@ -25,11 +27,15 @@ def main() -> int:
             import shutil  # slow to import, and the readiness probe does not need it
 
             shutil.copy(sys.argv[0], folder)
+            shutil.unpack_archive(sys.argv[0], folder, "zip")
             return 0
-        case ["check-engine", url, file, folder, stacks, action]:  # runs every 15 s, so it imports as little as it can
+        case ["check-engine", url, file, folder, stacks, action]:  # runs every 15 s, so it does as little as it can
+            gc.disable()
             from vllm_operator.tools.check_engine import run
 
-            return run(url, file, folder, stacks, restarts=action == "Restart")
+            failed = run(url, file, folder, stacks, restarts=action == "Restart")
+            sys.stdout.flush()
+            os._exit(failed)
         case [name] if name in PROGRAMS:
             module, function = PROGRAMS[name]
             from importlib import import_module

@@ -14,14 +14,18 @@ after three probes.
 import os
 import socket
 import time
+from collections.abc import Callable
+from functools import cache
 
 from vllm_operator.tools import progress
 from vllm_operator.tools.progress import Sample, State
 
-TIMEOUT_SECONDS = 2.0
-"""Limit of a request. A server with a busy event loop answers within a second."""
+TIMEOUT_SECONDS = 3.0
+"""Limit of all requests of a probe: what `hang.py` does next must fit into its time, too. A busy server answers within a second."""
 MAX_FAILURES = 3
 """Requests in a row without an answer until the probe fails. A closed port or another status fails at once."""
+KEEP_ALIVE = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
+"""Seconds after which the server closes an idle connection; 5 if it is not set."""
 UNREACHABLE = "The server cannot be reached: "
 MAX_BYTES = 4 * 1024 * 1024
 SUSPICIOUS_SECONDS = 60
@@ -57,8 +61,9 @@ def run(url: str, file: str, folder: str, stacks: str, *, restarts: bool) -> int
 
 def check(state: State, url: str, folder: str, stacks: str) -> tuple[State, str]:
     """Return the new state, and why the probe fails; empty if it does not."""
+    end = time.monotonic() + TIMEOUT_SECONDS
     try:
-        status = ask(url, "/health")[0]
+        status = ask(url, "/health", end)[0]
     except TimeoutError:
         state.failures += 1
         return state, "The server does not answer /health" if state.failures >= MAX_FAILURES else ""
@@ -69,17 +74,23 @@ def check(state: State, url: str, folder: str, stacks: str) -> tuple[State, str]
         return state, f"/health answers {status}"
     state.failures = 0
     try:
-        metrics = ask(url, "/metrics")[1]
-        sample = Sample(time.monotonic(), time.time(), progress.read_metrics(metrics), read_load(url, metrics))
+        metrics = ask(url, "/metrics", end)[1]
+        sample = Sample(time.monotonic(), time.time(), progress.read_metrics(metrics), read_load(url, metrics, end))
     except OSError:
         return state, ""
+    if sample.load and not sample.has_work():  # then a request may be stuck before the engine
+        from vllm_operator.tools import connections
+
+        is_plain = url.startswith("http:")  # the last bytes of a TLS handshake may be later than a request
+        waits = connections.read_waits(int(url.rpartition(":")[2]), closes=is_plain and KEEP_ALIVE not in os.environ)
+        sample.waits = waits if is_plain else waits or None
     judged = progress.judge(state, sample)
     if progress.silence(judged) < SUSPICIOUS_SECONDS:
         judged.told = ""
         return judged, ""
     from vllm_operator.tools import hang  # only needed now: it takes time to import
 
-    sample.is_compiling, sample.is_paused = hang.is_compiling(folder), is_paused(url)
+    sample.is_paused, sample.is_compiling, sample.is_preparing = is_paused(url, end), hang.is_compiling(folder), hang.is_preparing()
     judged = progress.judge(state, sample)
     if not progress.hangs(judged):
         judged.told = ""
@@ -89,14 +100,13 @@ def check(state: State, url: str, folder: str, stacks: str) -> tuple[State, str]
     return judged, judged.told
 
 
-def ask(url: str, path: str) -> tuple[int, str]:
-    """Return the status and the body of a response. Raises OSError, and TimeoutError if there is none in time."""
+def ask(url: str, path: str, end: float) -> tuple[int, str]:
+    """Return the status and the body of a response. Raises OSError, and TimeoutError if there is none by `end` (of a monotonic clock)."""
     scheme, _, address = url.partition("://")
     host, _, port = address.rpartition(":")
-    end = time.monotonic() + TIMEOUT_SECONDS
     content, connection = b"", socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
-        connection.settimeout(TIMEOUT_SECONDS)
+        connection.settimeout(max(0.01, end - time.monotonic()))
         connection.connect((host, int(port)))
         if scheme == "https":
             connection = encrypted(connection)
@@ -113,29 +123,34 @@ def ask(url: str, path: str) -> tuple[int, str]:
 
 def encrypted(plain: socket.socket) -> socket.socket:
     """Return the TLS connection over another one. The certificate names the service and not this container, so it is not checked."""
+    seconds, whole = plain.gettimeout(), socket.socket(fileno=plain.detach())
+    whole.settimeout(seconds)
+    return _encryption()(whole)
+
+
+@cache
+def _encryption() -> Callable[[socket.socket], socket.socket]:
     import ssl
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    whole = socket.socket(fileno=plain.detach())
-    whole.settimeout(TIMEOUT_SECONDS)
-    return context.wrap_socket(whole)
+    return context.wrap_socket
 
 
-def read_load(url: str, metrics: str) -> int | None:
+def read_load(url: str, metrics: str, end: float) -> int | None:
     """Return the requests that the server counts; None if it does not, or if several servers share the port, each with its count."""
     if "\nprocess_start_time_seconds " not in metrics:  # absent if the metrics of several processes are merged
         return None
-    number = ask(url, "/load")[1].partition(":")[2].strip(" }\n")
+    number = ask(url, "/load", end)[1].partition(":")[2].strip(" }\n")
     return int(number) if number.removeprefix("-").isdigit() else None
 
 
-def is_paused(url: str) -> bool:
+def is_paused(url: str, end: float) -> bool:
     """Return whether the engine was told to pause or to sleep. These paths exist only in the development mode of the server."""
     for path in ("/is_paused", "/is_sleeping"):
         try:
-            status, body = ask(url, path)
+            status, body = ask(url, path, end)
         except OSError:
             continue
         if status == 200 and "true" in body:

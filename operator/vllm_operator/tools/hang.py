@@ -16,7 +16,8 @@ COMPILERS = frozenset(
 )
 COMPILED_SECONDS = 2 * progress.PERIOD_SECONDS
 """Age of a new file in the cache that shows that kernels are being compiled."""
-MAX_FOLDERS = 20_000
+WALK_SECONDS = 1.0
+"""Maximum time to look for new files. The volume of the caches may be slow."""
 MAX_HANGS = 5
 """Hangs whose evidence is kept."""
 MAX_EVIDENCE = 512 * 1024
@@ -24,12 +25,14 @@ MAX_EVIDENCE = 512 * 1024
 TERMINATION_MESSAGE = "/dev/termination-log"
 WRITE_SECONDS = 3.0
 """Maximum time for processes to write their stacks after SIGABRT."""
-EXIT_SECONDS, KILL_SECONDS = 5.0, 2.0
+EXIT_SECONDS, KILL_SECONDS = 3.0, 1.5
 """Maximum times for a server to answer its clients and exit when its engine has ended (vLLM 0.32 takes a second), and to be ended."""
 GPU_SECONDS = 4.0
 """Maximum time for `nvidia-smi` to say how busy the GPUs are."""
-BUSY_PERCENT, STARVED_PERCENT = 50, 5
-"""Use of a CPU or a GPU that is no wait; the second of a process that runs, because others may leave it little."""
+PROCESS_SECONDS, PREPARING_SECONDS = 1.0, 0.5
+"""For how long the use of a CPU is measured."""
+PREPARING_PERCENT, BUSY_PERCENT, STARVED_PERCENT = 80, 50, 5
+"""Use of a CPU or a GPU that is no wait; the first of a server, the last of a process that runs: others may leave it little."""
 _NO_CORE = 1
 """Limit of core files in bytes. A limit of 0 does not keep a program that receives them from writing them (man 5 core)."""
 
@@ -53,15 +56,29 @@ def is_compiling(folder: str) -> bool:
         with suppress(OSError), open(f"/proc/{number}/comm") as file:
             if file.read().strip() in COMPILERS:
                 return True
-    newest, left = 0.0, MAX_FOLDERS
+    newest, end = 0.0, time.monotonic() + WALK_SECONDS
     for top, folders, _ in os.walk(os.path.dirname(folder)):
         folders[:] = [name for name in folders if os.path.join(top, name) != folder]
         with suppress(OSError):
             newest = max(newest, os.stat(top).st_mtime) if top != os.path.dirname(folder) else newest
-        left -= 1
-        if left < 0:
+        if time.monotonic() > end:
             break
     return abs(time.time() - newest) < COMPILED_SECONDS
+
+
+def is_preparing() -> bool:
+    """Return whether a request may be before the engine for long: the server waits for a tool, or prepares a video, which needs CPU."""
+    has_tools = any(word.startswith(b"--tool-server") for _, words in _servers() for word in words)
+    return has_tools or any(each.cpu >= PREPARING_PERCENT for each in read_processes(PREPARING_SECONDS, engine=False))
+
+
+def _servers() -> Iterator[tuple[int, list[bytes]]]:
+    """Yield the numbers and the command lines of the processes that run `vllm serve`."""
+    for number in _numbers():
+        with suppress(OSError), open(f"/proc/{number}/cmdline", "rb") as file:
+            words = file.read(65536).split(b"\0")
+            if b"serve" in words and any(word.endswith(b"vllm") for word in words):
+                yield number, words
 
 
 class Process:
@@ -100,13 +117,13 @@ def _runs(number: int) -> bool:
     return False
 
 
-def read_processes(seconds: float = 1.0) -> list[Process]:
-    """Return the processes of the engine (vLLM 0.11 and later name them `VLLM::EngineCore` and `VLLM::Worker`)."""
+def read_processes(seconds: float = PROCESS_SECONDS, *, engine: bool = True) -> list[Process]:
+    """Return the processes of the engine (vLLM 0.11 and later name them `VLLM::EngineCore` and `VLLM::Worker`), or all others."""
     first = {}
     for number in _numbers():
         with suppress(OSError, ValueError, IndexError):
             title, _, ticks, _ = _read_process(number)
-            if "::EngineCore" in title or "::Worker" in title:
+            if ("::EngineCore" in title or "::Worker" in title) == engine:
                 first[number] = ticks
     time.sleep(seconds)
     found = []
@@ -199,21 +216,14 @@ def end_engine(why: str) -> None:
             os.kill(number, signal.SIGKILL)
     servers = {each.parent for each in processes if each.parent in own} - engine
     _await_end(servers, EXIT_SECONDS)
-    for number in servers:
-        end_server(number)
+    end_servers(servers)
 
 
 def end_abandoned_server() -> None:
     """End a server without an engine that listens no longer: it waits for clients, which nobody answers any more."""
-    servers = []
-    for number in _numbers():
-        with suppress(OSError), open(f"/proc/{number}/cmdline", "rb") as file:
-            words = file.read(4096).split(b"\0")
-            if b"serve" in words and any(word.endswith(b"vllm") for word in words):
-                servers.append(number)
+    servers = {number for number, _ in _servers()}
     if not read_processes(0.1):
-        for number in servers:
-            end_server(number)
+        end_servers(servers)
 
 
 def _await_end(numbers: set[int], seconds: float) -> None:
@@ -222,15 +232,18 @@ def _await_end(numbers: set[int], seconds: float) -> None:
         time.sleep(0.1)
 
 
-def end_server(number: int) -> None:
-    """End a process, also the first one of this container, for which the kernel ignores a SIGKILL from inside (man pid_namespaces).
+def end_servers(numbers: set[int]) -> None:
+    """End processes, also the first one of this container, for which the kernel ignores a SIGKILL from inside (man pid_namespaces).
 
     The kernel itself ends any process that runs when it has used more CPU time than its limit (man getrlimit). A server has used much
     more than a second, and signals with a handler make it run.
     """
-    with suppress(OSError, ValueError):  # it has ended, or may not be ended
-        os.kill(number, signal.SIGKILL)
-        resource.prlimit(number, resource.RLIMIT_CPU, (1, 1))
-        end = time.monotonic() + KILL_SECONDS
-        while time.monotonic() < end and _runs(number):
-            os.kill(number, signal.SIGTERM)
+    for number in numbers:
+        with suppress(OSError, ValueError):  # it has ended, or may not be ended
+            os.kill(number, signal.SIGKILL)
+            resource.prlimit(number, resource.RLIMIT_CPU, (1, 1))
+    end = time.monotonic() + KILL_SECONDS
+    while time.monotonic() < end and any(_runs(number) for number in numbers):
+        for number in numbers:
+            with suppress(OSError):
+                os.kill(number, signal.SIGTERM)

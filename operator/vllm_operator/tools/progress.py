@@ -3,8 +3,9 @@
 Metrics of a hung engine stand still, and `/health` answers 200 (seen with vLLM 0.32.0). A sign of life of a rank is any change of `SIGNS`:
 tokens move in each decoding step, the use of the KV cache also in the steps of a long prefill. A rank has work if requests run or wait.
 If a hang begins while the engine is idle, requests that arrive do not reach the metrics of the engine. `/load` counts them, if the server
-tracks its load: they are the requests by which it has grown since the last sign of life. Its absolute value proves nothing, because
-clients that disconnect may stay counted.
+tracks its load. Its absolute value proves nothing, because clients that disconnect may stay counted. So one of them must have waited for
+an answer for as long (`connections.py`). Where that is not known, they are the requests by which the load has grown since the last sign of
+life.
 
 Silence counts while there is work, the engine neither sleeps nor is paused, and no kernel is compiled. It is reported when it is longer
 than `REPORT_SECONDS` and than twice the longest silence that ended with a sign of life, because one step of this engine may take long.
@@ -57,13 +58,21 @@ class Metrics:
 
 
 class Sample:
-    """What was read at `time` (seconds of a monotonic clock) and `clock` (Unix time). `load` is None if the server does not track it."""
+    """What was read at `time` (seconds of a monotonic clock) and `clock` (Unix time). `load` is None if the server does not track it.
 
-    __slots__ = ("clock", "is_compiling", "is_paused", "load", "ranks", "time")
+    `waits`: for how many seconds clients have waited for an answer, if known. `is_preparing`: a request may be before the engine for long.
+    """
+
+    __slots__ = ("clock", "is_compiling", "is_paused", "is_preparing", "load", "ranks", "time", "waits")
 
     def __init__(self, time: float, clock: float, ranks: dict[str, Metrics], load: int | None = None) -> None:
         self.time, self.clock, self.ranks, self.load = time, clock, ranks, load
-        self.is_paused = self.is_compiling = False
+        self.is_paused = self.is_compiling = self.is_preparing = False
+        self.waits: list[float] | None = None
+
+    def has_work(self) -> bool:
+        """Return whether the engine knows of a request."""
+        return any(one.running + one.waiting for one in self.ranks.values())
 
 
 class Rank:
@@ -87,9 +96,6 @@ class State:
     def __init__(self, time: float = 0.0, longest: float = 0.0, load: int = 0, failures: int = 0, told: str = "") -> None:
         self.time, self.longest, self.load, self.failures, self.told = time, longest, load, failures, told
         self.ranks: dict[str, Rank] = {}
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, State) and dump(self) == dump(other)
 
 
 def read_metrics(text: str) -> dict[str, Metrics]:
@@ -128,7 +134,8 @@ def judge(state: State, sample: Sample) -> State:
         judged.load = min(load, state.load)
     is_awake = any(one.is_awake for one in sample.ranks.values())
     seen = {name: (one.signs, one.is_awake and one.running + one.waiting > 0) for name, one in sample.ranks.items()}
-    seen[SERVER] = (everything, is_awake and load > judged.load)
+    wait = None if sample.waits is None else max(sample.waits, default=0.0)
+    seen[SERVER] = (everything, is_awake and (load > judged.load if wait is None else load > 0 and wait > 0))
     for name, (signs, has_work) in seen.items():
         before, is_busy = state.ranks.get(name), has_work and not sample.is_paused
         if step is None or before is None or signs != before.signs or not (is_busy and before.is_busy):
@@ -136,8 +143,11 @@ def judge(state: State, sample: Sample) -> State:
             if step is not None and before is not None and before.silent and signs != before.signs:
                 judged.longest = max(judged.longest, min(before.silent + step, MAX_LEARNED_SECONDS))
         else:
-            counted = 0.0 if sample.is_compiling else step
-            judged.ranks[name] = Rank(signs, is_busy, before.since, before.silent + counted)
+            is_server = name == SERVER
+            silent = before.silent + (0.0 if sample.is_compiling or (is_server and sample.is_preparing) else step)
+            if is_server and wait is not None:  # different clients may have waited at the last samples, each for a moment
+                silent = min(silent, wait)
+            judged.ranks[name] = Rank(signs, is_busy, before.since, silent)
     return judged
 
 
@@ -166,7 +176,7 @@ def describe(state: State, sample: Sample) -> str:
     name, rank = max(state.ranks.items(), key=lambda each: each[1].silent)
     since = time.strftime("%H:%M:%S UTC", time.gmtime(rank.since))
     if name == SERVER:
-        number = (sample.load or 0) - state.load
+        number = sum(wait >= rank.silent for wait in sample.waits) if sample.waits else (sample.load or 0) - state.load
         return f"{PREFIX}{_requests(number)} arrived, and nothing has reached the engine since {since}; /health answers 200"
     one = sample.ranks[name]
     waiting = f" and {one.waiting} {'is' if one.waiting == 1 else 'are'} waiting" if one.waiting else ""
