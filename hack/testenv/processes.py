@@ -217,8 +217,8 @@ def free_ports(count: int) -> list[int]:
     raise OSError("There is no free port left between 20000 and 32000.")
 
 
-def accepts_connections(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+def accepts_connections(port: int, address: str = "127.0.0.1") -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=1):
         return True
     return False
 

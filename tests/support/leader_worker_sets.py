@@ -6,10 +6,11 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 
@@ -33,7 +34,9 @@ class LeaderWorkerSets:
     def __init__(self, control_plane: ControlPlane, folder: Path) -> None:
         self._plane, self._folder = control_plane, folder
         self._processes = ProcessGroup(folder)
-        (self._port,) = free_ports(1)
+        (self.port,) = free_ports(1)
+        self._address = str(urlsplit(control_plane.server).hostname)
+        """Of the webhooks: where the API server listens, whose certificate they have."""
         self._sources = _sources()
 
     def install(self) -> None:
@@ -44,7 +47,7 @@ class LeaderWorkerSets:
         for manifest in yaml.safe_load_all((self._sources / "config/webhook/manifests.yaml").read_text("utf-8")):
             for webhook in manifest["webhooks"]:
                 path = webhook["clientConfig"].pop("service")["path"]
-                webhook["clientConfig"] = {"url": f"https://127.0.0.1:{self._port}{path}", "caBundle": self._authority()}
+                webhook["clientConfig"] = {"url": f"https://{self._address}:{self.port}{path}", "caBundle": self._authority()}
                 # as its installation selects the Pods of a LeaderWorkerSet
                 webhook |= {"objectSelector": _SELECTED} if webhook["name"].endswith(OF_PODS) else {}
             manifest["metadata"]["name"] = NAME
@@ -56,13 +59,18 @@ class LeaderWorkerSets:
     def remove(self) -> None:
         """Stop the process and remove everything."""
         self.stop()
-        client = self._plane.client()
-        for path in (
-            *(f"/apis/admissionregistration.k8s.io/v1/{kind}webhookconfigurations/{NAME}" for kind in ("mutating", "validating")),
-            *(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{each['metadata']['name']}" for each in self.definitions()),
-        ):
+        self.remove_webhooks()
+        self._delete(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{it['metadata']['name']}" for it in self.definitions())
+
+    def remove_webhooks(self) -> None:
+        """Remove the webhooks only."""
+        kinds = ("mutating", "validating")
+        self._delete(f"/apis/admissionregistration.k8s.io/v1/{kind}webhookconfigurations/{NAME}" for kind in kinds)
+
+    def _delete(self, paths: Iterable[str]) -> None:
+        for path in paths:
             with suppress(ApiError):
-                client.request("DELETE", path)
+                self._plane.client().request("DELETE", path)
 
     def start(self) -> None:
         """Start the process; return when its webhooks answer."""
@@ -76,16 +84,20 @@ class LeaderWorkerSets:
             "leaderElection": {"leaderElect": False},
             "metrics": {"bindAddress": "0"},
             "health": {"healthProbeBindAddress": "0"},
-            "webhook": {"host": "127.0.0.1", "port": self._port, "certDir": str(self._folder)},
+            "webhook": {"host": self._address, "port": self.port, "certDir": str(self._folder)},
         }
         (self._folder / "configuration.yaml").write_text(json.dumps(configuration))
         command = [str(ensure_binaries(["lws"])["lws"]), f"--config={self._folder / 'configuration.yaml'}"]
         self._processes.start("lws", command, environment={"KUBECONFIG": str(self._plane.kubeconfig)})
-        self._await(lambda: accepts_connections(self._port))
+        self._await(lambda: accepts_connections(self.port, self._address))
 
     def stop(self) -> None:
-        """Stop the process as a kill does: the webhooks stay registered."""
+        """Stop the process. The webhooks stay registered."""
         self._processes.stop_all()
+
+    def kill(self) -> None:
+        """Kill the process: it can finish nothing."""
+        self._processes.stop("lws", kill=True)
 
     def definitions(self) -> Iterator[dict[str, Any]]:
         """The CRDs."""

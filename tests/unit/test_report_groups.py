@@ -57,8 +57,16 @@ def test_a_follower_is_ready_at_once_and_still_starts() -> None:
 def test_a_node_that_never_comes() -> None:
     told = report(group(o.starting_pod(LEADER), None, states={(LEADER, 0): WAITS}))
 
-    assert "Rank 1 has not connected, and the engine cannot start with fewer." in said(told, READY)
+    assert "Rank 1 has not connected, and the engine cannot start with fewer. 1 Pod of the group does not exist." in said(told, READY)
+    assert "`kubectl logs -n lws-system deployment/lws-controller-manager`" in said(told, READY)
     assert "give up at 14:18 UTC" in said(told, READY)
+
+
+def test_a_group_without_any_pod_names_the_log_of_the_controller_that_creates_them() -> None:
+    told = report(o.observe(outcome=o.outcome(plan=o.plan(nodes=2)), deployment={"kind": "LeaderWorkerSet"}))
+
+    assert said(told, READY).startswith("No Pod exists yet. The controller of LeaderWorkerSet creates them.")
+    assert "`kubectl logs -n lws-system deployment/lws-controller-manager`" in said(told, READY)
 
 
 def test_it_serves_when_its_leader_does() -> None:
@@ -98,6 +106,56 @@ def test_the_crash_of_a_group_that_is_deleted_because_of_it_counts() -> None:
     assert "HfRepoNotFound" in said(told, CRASHED)
 
 
+SERVED = {(LEADER, 0): StartupState(stage=Stage.READY)}
+
+
+@pytest.mark.parametrize(
+    "follower",
+    [
+        pytest.param(o.ready_pod(FOLLOWER, restarts=1, last=o.terminated(137, seconds=-1)), id="its container has been started again"),
+        pytest.param(o.crashed_pod(FOLLOWER, code=137, seconds=-1), id="its container has not been started again"),
+        pytest.param(
+            o.pod(FOLLOWER, containers=[o.container(o.terminated(143, seconds=0), restarts=1, last=o.terminated(137, seconds=-1))]),
+            id="its container was started again and told to stop",
+        ),
+    ],
+)
+def test_a_crash_is_told_before_the_pods_of_its_group_are_gone(follower: dict[str, Any]) -> None:
+    pods = [o.terminating(it, seconds=30) for it in (o.ready_pod(LEADER, ready=-200), follower)]
+    for it in pods:
+        it["metadata"]["deletionGracePeriodSeconds"] = 30
+    told = report(group(pods[0], pods[1], states=SERVED))
+
+    assert f"Pod {FOLLOWER} crashed with exit code 137 (RankLost). Rank 1 of 2 on node node-b" in said(told, CRASHED)
+    assert [event.reason for event in told.events if event.reason == "RankLost"] == ["RankLost"]
+
+
+@pytest.mark.parametrize("grace", [pytest.param(30, id="asked in that second"), pytest.param(0, id="the last request of the kubelet")])
+def test_a_group_that_ends_when_it_is_told_to_has_not_crashed(grace: int) -> None:
+    ended = 0 if grace else -2
+    pods = [o.terminating(o.crashed_pod(name, code=0, seconds=ended), seconds=grace) for name in (LEADER, FOLLOWER)]
+    for it in pods:
+        it["metadata"]["deletionGracePeriodSeconds"] = grace
+    told = report(group(pods[0], pods[1], states=SERVED))
+
+    assert said(told, CRASHED) == ""
+
+
+def test_a_crash_stays_in_force_while_the_last_pod_of_its_group_leaves() -> None:
+    states = {(LEADER, 0): WAITS, (FOLLOWER, 0): replace(READS, crash=NO_MODEL, is_final=True)}
+    crashed = report(group(o.starting_pod(LEADER), o.crashed_pod(FOLLOWER, seconds=-30), states=states))
+    told = report(o.following(group(o.terminating(o.starting_pod(LEADER)), None), crashed.status))
+
+    assert (said(told, CRASHED), told.events) == (said(crashed, CRASHED), ())
+
+
+def test_the_followers_of_a_leader_that_is_removed_do_not_start() -> None:
+    told = report(group(o.terminating(o.ready_pod(LEADER)), o.ready_pod(FOLLOWER), states={(FOLLOWER, 0): READS}))
+
+    assert "loading" not in said(told, READY)
+    assert said(told, CRASHED) == ""
+
+
 def test_a_restart_before_the_group_served_is_no_crash_in_force() -> None:
     restarted = o.ready_pod(FOLLOWER, restarts=1, last=o.terminated(seconds=-300))
     told = report(group(o.ready_pod(LEADER, ready=-20), restarted))
@@ -111,6 +169,19 @@ def test_a_group_that_is_told_to_stop_has_not_crashed() -> None:
     told = report(group(dying[0], dying[1]))
 
     assert said(told, CRASHED) == ""
+
+
+def test_a_crash_after_the_group_has_served_again_is_another_one() -> None:
+    states = {(LEADER, 0): WAITS, (FOLLOWER, 0): replace(READS, crash=NO_MODEL, is_final=True)}
+    first = report(group(o.starting_pod(LEADER), o.crashed_pod(FOLLOWER, seconds=-390), states=states, created=-400))
+    served = report(o.following(group(o.ready_pod(LEADER), o.ready_pod(FOLLOWER), created=-300), first.status))
+    again = o.following(group(o.starting_pod(LEADER), o.crashed_pod(FOLLOWER, seconds=-30), states=states, created=-300), served.status)
+    told = report(again)
+
+    assert said(told, CRASHED).startswith(f"Pod {FOLLOWER} crashed with exit code 1 (HfRepoNotFound).")
+    assert [event.reason for event in told.events].count("HfRepoNotFound") == 1
+    once_more = report(o.following(again, told.status))
+    assert (once_more.events, said(once_more, CRASHED)) == ((), said(told, CRASHED))
 
 
 def test_recreations_are_counted_and_the_crash_stays_in_force_until_the_group_serves() -> None:

@@ -13,6 +13,8 @@ from vllm_operator.api.reading import Manifest
 DEPLOYMENT, GROUP_SET = "Deployment", "LeaderWorkerSet"
 WORKLOADS = (DEPLOYMENT, GROUP_SET)
 """Kinds of objects that run replicas."""
+LOG_OF_GROUPS = "kubectl logs -n lws-system deployment/lws-controller-manager"
+"""Prints the log of LeaderWorkerSet's controller, as its releases and its chart install it."""
 
 
 def is_workload(manifest: Mapping[str, Any]) -> bool:

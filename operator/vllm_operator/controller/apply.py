@@ -17,7 +17,7 @@ from typing import Any
 from vllm_operator.api import labels, reading
 from vllm_operator.api.digests import digest
 from vllm_operator.api.events import Change
-from vllm_operator.api.workload import GROUP_SET, is_workload, template_field
+from vllm_operator.api.workload import GROUP_SET, LOG_OF_GROUPS, is_workload, template_field
 from vllm_operator.controller.ownership import is_controlled_by, is_created_by_operator, is_of_earlier, may_delete
 from vllm_operator.kube import client as kube
 from vllm_operator.kube import managed_fields
@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 CLEANED = {kube.DEPLOYMENT: "/spec/template/spec/", kube.GROUP_SET: "/spec/leaderWorkerTemplate/", kube.SERVICE: "/spec/ports/"}
 """Parts of the spec from which additions of other managers are removed. Elsewhere they stay, such as a paused rollout."""
 INSTALL_GROUPS = "kubectl apply --server-side -f https://github.com/kubernetes-sigs/lws/releases/download/v0.7.0/manifests.yaml"
-LOG_OF_GROUPS = "kubectl logs -n lws-system deployment/lws-controller-manager"
 MAX_CHECKED = 20_000
 """Maximum number of children whose last check is cached."""
 _FINAL = (Invalid, Forbidden, NotFound)

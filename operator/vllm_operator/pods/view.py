@@ -168,7 +168,7 @@ def read_pod(pod: Manifest) -> PodView:
         started_at=reading.moment(container, "state", "running", "startedAt"),
         ready_at=reading.moment(ready, "lastTransitionTime") if found.phase is Phase.READY else None,
         created_at=reading.moment(pod, "metadata", "creationTimestamp"),
-        termination=_termination(container),
+        termination=_termination(container, told_to_stop_at(pod)),
         manifest=dict(reading.mapping(pod)),
     )
 
@@ -249,11 +249,22 @@ def _running(status: Manifest, container: Manifest) -> _Found:
     return _Found(Phase.NOT_RESPONDING, reading.text(ready, "reason"), reading.text(ready, "message"), since)
 
 
-def _termination(container: Manifest) -> Termination | None:
-    """Return the end of the last run. While the container runs or is being created, that is the previous run."""
+def told_to_stop_at(pod: Manifest) -> datetime | None:
+    """Return when the deletion of a Pod was requested; None if it was not, or is final, because that is a request of the kubelet."""
+    deleted = reading.moment(pod, "metadata", "deletionTimestamp")
+    grace = reading.integer(pod, "metadata", "deletionGracePeriodSeconds")
+    return deleted - timedelta(seconds=grace) if deleted is not None and grace else None
+
+
+def _termination(container: Manifest, stopped_at: datetime | None) -> Termination | None:
+    """Return the end of the last run that ended by itself, else of the last run. While the container runs, that is the previous run."""
     restarts = max(0, reading.integer(container, "restartCount") or 0)
     ended, run = reading.mapping(container, "state", "terminated"), restarts
-    if not ended:
+    time = reading.moment(ended, "finishedAt")
+    was_stopped = (
+        stopped_at is not None and time is not None and time >= stopped_at and reading.mapping(container, "lastState", "terminated")
+    )
+    if not ended or was_stopped:
         ended = reading.mapping(container, "lastState", "terminated")
         is_backing_off = bool(reading.mapping(container, "state", "waiting"))
         run = restarts if is_backing_off else max(0, restarts - 1)

@@ -97,7 +97,12 @@ def _credible(observed: Observation, time: datetime | None) -> str:
 
 
 def _is_same(observed: Observation, found: CrashStatus, previous: CrashStatus) -> bool:
-    return (_replica(observed, found), found.restarts) == (_replica(observed, previous), previous.restarts)
+    if (_replica(observed, found), found.restarts) != (_replica(observed, previous), previous.restarts):
+        return False
+    # a group that has served since then has other Pods, and counts from the beginning
+    of_groups = (it for pod in observed.pod_facts if pod.group is not None for it in pod.group.members)
+    created, time = next((it.created_at for it in of_groups if it.name == found.pod), None), reading.moment(previous.time)
+    return created is None or time is None or created <= time or found.time == previous.time
 
 
 def _replica(observed: Observation, crash: CrashStatus) -> str:
@@ -123,9 +128,12 @@ def _crashes_before(observed: Observation, view: PodFacts) -> int:
 
 
 def _crash_before(observed: Observation, view: PodFacts) -> Finding | None:
-    """Return the crash of a replica on several nodes whose Pods are gone, while the present ones have not served; None without one."""
-    known = _recorded(observed) if view.phase not in _HAS_SERVED else None
-    if known is None or (run := known.restarts or 0) >= _crashes_before(observed, view):
+    """Return the crash of a replica on several nodes whose Pod is gone, while others leave or have not served; None without one."""
+    known, leaves = _recorded(observed), view.phase is Phase.TERMINATING
+    if known is None or view.group is None or (view.phase in _HAS_SERVED and not leaves):
+        return None
+    run, is_of_group = known.restarts or 0, _replica(observed, known) == view.group.members[0].name
+    if not (is_of_group and _is_reported(observed) if leaves else run < _crashes_before(observed, view)):
         return None
     return Finding(view=view, run=run, time=reading.moment(known.time), in_force=True, reportable_at=None, status=known)
 
@@ -153,7 +161,8 @@ def _is_reported(observed: Observation) -> bool:
     revision = find_revision(observed.revisions, observed.revision)
     changed += [reading.text(revision, "metadata", "creationTimestamp")] if revision is not None else []
     time = previous.last_crash.time if previous.last_crash is not None else None
-    return condition is not None and condition.status is TRUE and time is not None and all(each <= time for each in changed)
+    is_told = condition is not None and condition.status is TRUE and condition.reason != Reason.DIAGNOSING_CRASH
+    return is_told and time is not None and all(each <= time for each in changed)
 
 
 def _reported_before(observed: Observation, found: CrashStatus) -> CrashStatus | None:
@@ -211,7 +220,9 @@ def _crashed(observed: Observation, view: PodFacts, ended: Termination, known: C
         reportable_at = ended.finished_at + timedelta(seconds=SETTLING_SECONDS)
     is_read = state is not None and state.is_final and ended.exit_code not in _ENDS_BY_A_PROBE
     is_read = is_read and (view.group is None or _weight(observed, found) >= _STRONG)  # else the log of another node may say more
-    is_reportable = is_read or (reportable_at is not None and reportable_at <= observed.now)
+    # a group is created again within seconds of a crash: then its Pods are gone, and what they say
+    is_last_chance = view.group is not None and bool(reading.text(view.manifest, "metadata", "deletionTimestamp"))
+    is_reportable = is_read or is_last_chance or (reportable_at is not None and reportable_at <= observed.now)
     status = _better(observed, previous, found)
     return Finding(
         view=view,

@@ -40,7 +40,7 @@ from vllm_operator.logs.state import CacheEvidence, Crash, Stage, StartupState, 
 from vllm_operator.logs.termination import SAYS_NOTHING
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.pods.owner import place_of
-from vllm_operator.pods.view import EventLog, Phase, PodView, refine
+from vllm_operator.pods.view import EventLog, Phase, PodView, refine, told_to_stop_at
 from vllm_operator.status.knowledge import Knowledge, Messages, explain_end
 
 DEFAULT_STALL_SECONDS = 600
@@ -349,13 +349,15 @@ def _differences(observed: Observation, members: Iterable[PodFacts]) -> tuple[st
 
 def _as_member(pod: PodView, leader: PodView, *, serves: bool) -> PodView:
     """Return a Pod of a replica on several nodes: a follower is always Ready, and a group is deleted when a Pod has crashed."""
-    ended = pod.termination.finished_at if pod.termination is not None else None
-    deleted = reading.moment(pod.manifest, "metadata", "deletionTimestamp")
-    grace = timedelta(seconds=reading.integer(pod.manifest, "metadata", "deletionGracePeriodSeconds") or 0)
+    ended, stopped_at = pod.termination.finished_at if pod.termination is not None else None, told_to_stop_at(pod.manifest)
     if ended is not None and leader.ready_at is not None and ended < leader.ready_at:
         pod = replace(pod, termination=None)  # the group has served since then
-    if pod.phase is Phase.TERMINATING and ended is not None and deleted is not None and ended <= deleted - grace:
-        return replace(pod, phase=Phase.CRASHED)
+    if pod.phase is Phase.TERMINATING and pod.termination is not None:
+        # times have whole seconds; no container is started again after the Pod was told to stop
+        has_crashed = pod.restarts > 0 or (ended is not None and stopped_at is not None and ended < stopped_at)
+        return replace(pod, phase=Phase.CRASHED) if has_crashed else replace(pod, termination=None)
+    if leader.phase is Phase.TERMINATING and pod.termination is None:
+        return replace(pod, phase=Phase.TERMINATING)  # the other Pods of a group are deleted after its leader
     return replace(pod, phase=Phase.STARTING) if pod.phase is Phase.READY and not serves else pod
 
 

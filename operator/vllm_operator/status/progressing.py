@@ -12,6 +12,7 @@ from vllm_operator.api import reading
 from vllm_operator.api.conditions import FALSE, TRUE, Reason, Verdict
 from vllm_operator.api.spec import AcceleratorSpec
 from vllm_operator.api.status import ConditionStatus, RemediationStatus, StartupStatus
+from vllm_operator.api.workload import LOG_OF_GROUPS, is_of_groups
 from vllm_operator.inventory.pools import GPU_TAINT, Taint
 from vllm_operator.logs.ranks import Standing
 from vllm_operator.pods.view import Phase
@@ -77,14 +78,16 @@ def progress(observed: Observation, block: StartupStatus | None, remediation: Re
         return Verdict(TRUE, Reason.STARTING, say("starting.more", serving=observed.serving, wanted=observed.wanted))
     if observed.pod_facts:
         return Verdict(TRUE, Reason.NOT_STARTED, say("pod.Terminating", pod=observed.pod_facts[0]))
-    return Verdict(TRUE, Reason.NOT_STARTED, say("starting.no_pod"))
+    return Verdict(
+        TRUE, Reason.NOT_STARTED, say("starting.no_pod", controller_log=LOG_OF_GROUPS if is_of_groups(observed.deployment) else "")
+    )
 
 
 def pod_text(observed: Observation, view: PodFacts, block: StartupStatus | None = None) -> str:
     """Describe the state of one Pod, and the fix."""
     text, state = _state_text(observed, view, block), view.state
     if view.group is not None and view.group.diagnosis.standing is not Standing.CRASHED:
-        text = observed.messages.fit("pods.of_group", shrink=("text",), text=text, pod=view, group=view.group)
+        text = observed.messages.fit("pods.of_group", shrink=("text",), text=text, pod=view, group=view.group, controller_log=LOG_OF_GROUPS)
     if state is None or not state.skipped_seconds:
         return text
     return observed.messages.fit("pods.log_skipped", shrink=("text",), text=text, pod=view, seconds=state.skipped_seconds)
