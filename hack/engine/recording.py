@@ -9,7 +9,8 @@ from testenv.replay import Output, read_recording
 
 _HERE = Path(__file__).resolve().parent
 # in the image they are beside this file
-FOLDERS = (_HERE / "recordings", _HERE.parent.parent / "tests" / "corpus" / "h200")
+_CORPUS = _HERE.parent.parent / "tests" / "corpus"
+FOLDERS = (_HERE / "recordings", _CORPUS / "h200", _CORPUS / "nodes")
 FIRST_START = "dsv3-fp8-cold-full-newline-bars"
 
 

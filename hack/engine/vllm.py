@@ -14,6 +14,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from engine.crash import read_crash, replay
+from engine.ranks import take_part
 from engine.start import Engine, log
 
 METRICS = """\
@@ -109,7 +110,10 @@ def main() -> int:
     if crash.recording:
         replay(crash.recording, float(os.environ.get("ENGINE_SPEED", "20")))
         return 1
-    if status := Engine(crash.comes_before).start():
+    peers = []  # their connections end with this process
+    if (size := int(argument("--nnodes") or 1)) > 1:
+        peers = take_part(int(argument("--node-rank")), size, (argument("--master-addr"), int(argument("--master-port"))))
+    elif status := Engine(crash.comes_before).start():
         return status
     crash.comes_while_serving()
     server = Server(("", int(argument("--port") or 8000)), Handler)
@@ -118,6 +122,7 @@ def main() -> int:
     threading.Thread(target=server.log_stats, daemon=True).start()
     server.serve_forever()
     drain.join()
+    del peers
     return 0
 
 

@@ -7,14 +7,18 @@ from typing import Any
 import yaml
 
 MACHINE_ADDRESS = "10.199.0.1"
-NODE_ADDRESS = "10.199.0.2"
+NODE_ADDRESSES = ("10.199.0.2", "10.199.0.3")
 POD_NETWORK = "10.199.1.0/24"
+_POD_RANGES = (("10.199.1.2", "10.199.1.127"), ("10.199.1.128", "10.199.1.254"))
+"""Of each node. All Pods are on one bridge."""
 CNI_PLUGINS = ("/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni")
 """Where distributions put them."""
 DEVICE_PLUGINS = "/var/lib/kubelet/device-plugins"
 """Where the kubelet has its socket for device plugins, whatever folder it is given."""
 LOG_LIMIT_KIBIBYTES = 256
 """A container's log is rotated beyond this: several starts of the stand-in engine, so that only what chatters is."""
+CONTROL_GROUPS = ("kubepods", "k8s.io")
+"""Where each node has those of its containers: where the kubelet says, and where containerd has them by itself."""
 SANDBOX_IMAGE = "docker.io/library/pause:local"
 
 
@@ -49,11 +53,11 @@ def cni_plugins() -> str:
     return next((path for path in CNI_PLUGINS if (Path(path) / "bridge").exists()), CNI_PLUGINS[0])
 
 
-def network(folder: Path) -> str:
+def network(folder: Path, number: int) -> str:
     ipam = {
         "type": "host-local",
         "dataDir": f"{folder}/addresses",
-        "ranges": [[{"subnet": POD_NETWORK}]],
+        "ranges": [[dict(zip(("subnet", "rangeStart", "rangeEnd"), (POD_NETWORK, *_POD_RANGES[number]), strict=True))]],
         "routes": [{"dst": "0.0.0.0/0"}],
     }
     # masquerading: the machine knows no way back to Pods
@@ -61,7 +65,7 @@ def network(folder: Path) -> str:
     return json.dumps({"cniVersion": "1.0.0", "name": "pods", "plugins": [bridge]})
 
 
-def kubelet(folder: Path) -> str:
+def kubelet(folder: Path, number: int) -> str:
     configuration: dict[str, Any] = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -70,12 +74,15 @@ def kubelet(folder: Path) -> str:
         "failCgroupV1": False,
         "cgroupDriver": "cgroupfs",
         "containerRuntimeEndpoint": f"unix://{folder}/containerd.sock",
-        "address": NODE_ADDRESS,
+        "address": NODE_ADDRESSES[number],
+        "healthzBindAddress": NODE_ADDRESSES[number],
+        # each kubelet removes control groups of Pods that it does not know, so another one has no tree of them
+        **({"cgroupsPerQOS": False, "enforceNodeAllocatable": []} if number else {}),
         # only this machine and the node's own Pods reach it
         "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
         "authorization": {"mode": "AlwaysAllow"},
-        # nobody answers there; with none at all the kubelet would complain of every Pod
-        "clusterDNS": [NODE_ADDRESS],
+        # nobody answers there unless a test does; with none at all the kubelet would complain of every Pod
+        "clusterDNS": [MACHINE_ADDRESS],
         "clusterDomain": "cluster.local",
         "resolvConf": "",
         "podLogsDir": f"{folder}/pod-logs",

@@ -1,14 +1,16 @@
-"""The node joined to a control plane, with images to run, GPUs that a device plugin offers, and volumes."""
+"""The nodes joined to a control plane, with images to run, GPUs that a device plugin offers, and volumes."""
 
 import contextlib
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from nodeenv.configuration import MACHINE_ADDRESS, SANDBOX_IMAGE
 from nodeenv.images import ImageStore
 from nodeenv.node import Node, NodeError
+from testenv.api import ApiError
 from testenv.controlplane import BaseEnvironment, ControlPlane
 from testenv.nodes import gpu_node
 
@@ -21,7 +23,7 @@ _MERGE = "application/merge-patch+json"
 
 
 class NodeEnvironment(BaseEnvironment):
-    """A control plane and one real node, which looks like a machine with H100 GPUs of which one is cut into slices."""
+    """A control plane and one or two real nodes, which look like machines with H100 GPUs of which one is cut into slices."""
 
     def __init__(self) -> None:
         self._temporary = tempfile.TemporaryDirectory(prefix="vllm-operator-node-", ignore_cleanup_errors=True)
@@ -29,6 +31,7 @@ class NodeEnvironment(BaseEnvironment):
         super().__init__(ControlPlane(self.folder / "control-plane", address=MACHINE_ADDRESS))
         self.images = ImageStore()
         self.node = Node(self.folder / "node")
+        self.second = Node(self.folder / "second", beside=self.node)
 
     def start(self) -> None:
         """Start everything; return when the node is Ready and offers its GPUs. Raises NodeError or ControlPlaneError."""
@@ -37,13 +40,31 @@ class NodeEnvironment(BaseEnvironment):
             self.node.start_runtime()
             self.control_plane.start()
             self.load_image(SANDBOX_IMAGE)
-            self.node.start_kubelet(self.kubeconfig)
-            self.node.start_device_plugin(DEVICES)
-            self.await_node()
-            self._label()
+            self._join(self.node)
         except BaseException:
             self.stop()
             raise
+
+    def _join(self, node: Node) -> None:
+        node.start_kubelet(self.kubeconfig)
+        node.start_device_plugin(DEVICES)
+        self.await_node(node)
+        self._label(node)
+
+    @contextlib.contextmanager
+    def second_node(self, *images: str) -> Iterator[None]:
+        """The second node with these images, until the end of the context. Raises NodeError."""
+        node = self.second
+        try:
+            node.start_runtime()
+            for image in (SANDBOX_IMAGE, *images):
+                self.load_image(image, node)
+            self._join(node)
+            yield
+        finally:
+            node.stop()
+            with contextlib.suppress(ApiError):
+                self.control_plane.client().request("DELETE", f"/api/v1/nodes/{node.name}")
 
     def stop(self) -> None:
         with contextlib.ExitStack() as steps:  # each, whatever became of those before
@@ -51,10 +72,10 @@ class NodeEnvironment(BaseEnvironment):
             steps.callback(self.node.stop)
             steps.callback(self.control_plane.stop)
 
-    def load_image(self, tag: str) -> None:
+    def load_image(self, tag: str, node: Node | None = None) -> None:
         archive = self.folder / "image.tar"
         self.images.save(tag, archive)
-        self.node.import_image(archive)
+        (node or self.node).import_image(archive)
         archive.unlink()
 
     def add_volumes(self, count: int, *, size: str = "100Gi") -> None:
@@ -72,24 +93,24 @@ class NodeEnvironment(BaseEnvironment):
         self.node.mount_memory(folder, f"{kibibytes}k")
         return folder
 
-    def await_node(self) -> None:
-        """Return when the node is Ready and offers its GPUs. Raises NodeError."""
-        client = self.control_plane.client()
+    def await_node(self, node: Node | None = None) -> None:
+        """Return when a node, by default the first, is Ready and offers its GPUs. Raises NodeError."""
+        client, node = self.control_plane.client(), node or self.node
         deadline = time.monotonic() + _READY_WITHIN
-        while not any(_serves(node["status"]) for node in client.request("GET", "/api/v1/nodes")["items"]):
+        while not any(_serves(it) for it in client.request("GET", "/api/v1/nodes")["items"] if it["metadata"]["name"] == node.name):
             if time.monotonic() > deadline:
-                words = "\n".join(f"{name}:\n{self.node.log_tail(name)}" for name in ("kubelet", "device-plugin"))
+                words = "\n".join(f"{name}:\n{node.log_tail(name)}" for name in ("kubelet", "device-plugin"))
                 raise NodeError(f"The node is not Ready, or does not offer its GPUs. The last words of\n{words}")
             time.sleep(0.1)
 
-    def _label(self) -> None:
+    def _label(self, node: Node) -> None:
         """Let the node look like a machine with GPUs, as feature discovery does."""
         own = {"kubernetes.io/hostname", "kubernetes.io/os", "kubernetes.io/arch"}
         labels = {name: value for name, value in gpu_node(_MACHINE)["metadata"]["labels"].items() if name not in own}
         sliced = gpu_node(_SLICED_MACHINE)["metadata"]["labels"]
         labels |= {name: value for name, value in sliced.items() if name.startswith("nvidia.com/mig-1g.10gb.")}
         labels["nvidia.com/mig.strategy"] = "mixed"
-        path = f"/api/v1/nodes/{self.node.name}"
+        path = f"/api/v1/nodes/{node.name}"
         self.control_plane.client().request("PATCH", path, {"metadata": {"labels": labels}}, content_type=_MERGE)
 
     def _add_volume(self, name: str, *, size: str, storage_class: str) -> Path:
@@ -107,7 +128,8 @@ class NodeEnvironment(BaseEnvironment):
         return folder
 
 
-def _serves(status: dict[str, Any]) -> bool:
+def _serves(node: dict[str, Any]) -> bool:
+    status = node["status"]
     ready = any(condition["type"] == "Ready" and condition["status"] == "True" for condition in status.get("conditions", []))
     offered = status.get("allocatable", {})
     return ready and all(offered.get(resource) == str(count) for resource, count in DEVICES.items())

@@ -49,6 +49,9 @@ class ImageStore:
     def build(self, tag: str, folder: Path) -> None:
         self._run("bud", "--quiet", "--layers", "--pull-never", "--isolation", "chroot", "--format", "docker", "--tag", tag, str(folder))
 
+    def tag(self, tag: str, other: str) -> None:
+        self._run("tag", tag, other)
+
     def save(self, tag: str, archive: Path) -> None:
         archive.unlink(missing_ok=True)
         self._run("push", "--quiet", tag, f"docker-archive:{archive}:{tag}")

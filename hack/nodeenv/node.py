@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from nodeenv import configuration
-from nodeenv.configuration import DEVICE_PLUGINS, MACHINE_ADDRESS, NODE_ADDRESS, POD_NETWORK
+from nodeenv.configuration import CONTROL_GROUPS, DEVICE_PLUGINS, MACHINE_ADDRESS, NODE_ADDRESSES, POD_NETWORK
 from testenv.binaries import ensure_binaries
 from testenv.processes import ProcessGroup
 
 INTERFACE = "vllm-node"
 PROGRAMS = ("containerd", "runc", "ctr", "buildah", "unshare", "nsenter", "ip", "iptables", "debootstrap")
 PACKAGES = "containerd runc containernetworking-plugins buildah debootstrap iptables iproute2 util-linux"
-_UP_WITHIN = 60.0
+_UP_WITHIN, _GONE_WITHIN = 60.0, 5.0
 # places that these programs use whatever they are told; the node has folders of its own there
 _FIXED_PLACES = {
     name: Path(place)
@@ -50,11 +50,14 @@ def missing_requirements() -> str:
 
 
 class Node:
-    """A node on this machine; there can be one at a time. The folder is for its data, logs and socket."""
+    """A node on this machine, or one `beside` it in its network. The folder is for its data, logs and socket."""
 
-    def __init__(self, folder: Path, *, name: str = "node-1") -> None:
+    def __init__(self, folder: Path, *, beside: "Node | None" = None) -> None:
         self.folder = folder
-        self.name = name
+        self._beside = beside
+        self._number = 0 if beside is None else 1
+        self.name = f"node-{self._number + 1}"
+        self._address = NODE_ADDRESSES[self._number]
         self._processes = ProcessGroup(folder)
         self._inside = 0
         self._kubelet: list[object] = []
@@ -67,12 +70,12 @@ class Node:
     def start_runtime(self) -> None:
         """Make the namespaces and start containerd in them. Raises NodeError."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        if Path(f"/sys/class/net/{INTERFACE}").exists():
+        if self._beside is None and Path(f"/sys/class/net/{INTERFACE}").exists():
             raise NodeError(f"There is another node on this machine: the network interface {INTERFACE} is there.")
         for name, content in (
             ("containerd.toml", configuration.containerd(self.folder)),
-            ("kubelet.yaml", configuration.kubelet(self.folder)),
-            ("cni/10-pods.conflist", configuration.network(self.folder)),
+            ("kubelet.yaml", configuration.kubelet(self.folder, self._number)),
+            ("cni/10-pods.conflist", configuration.network(self.folder, self._number)),
         ):
             path = self.folder / name
             path.parent.mkdir(exist_ok=True)
@@ -91,10 +94,12 @@ class Node:
             f"--root-dir={self.folder / 'kubelet'}",
             f"--cert-dir={self.folder / 'kubelet-pki'}",
             f"--hostname-override={self.name}",
-            f"--node-ip={NODE_ADDRESS}",
+            f"--node-ip={self._address}",
             "--v=2",
         ]
         self._start("kubelet", self._kubelet)
+        if self._beside is not None:
+            return
         proxy = [f"--kubeconfig={kubeconfig}", f"--hostname-override={self.name}", f"--cluster-cidr={POD_NETWORK}"]
         proxy += ["--proxy-mode=iptables", "--conntrack-max-per-core=0"]
         proxy += ["--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0"]
@@ -142,29 +147,32 @@ class Node:
 
     def stop(self) -> None:
         self._processes.stop_all()
-        # a moment after the last process of its namespace is gone, the kernel takes the interface back
-        with contextlib.suppress(OSError, subprocess.CalledProcessError):
-            subprocess.run(["ip", "link", "delete", INTERFACE], check=True, capture_output=True)
+        if self._beside is None and self._inside:  # else the interface is that of another suite
+            # a moment after the last process of its namespace is gone, the kernel takes the interface back
+            subprocess.run(["ip", "link", "delete", INTERFACE], check=False, capture_output=True)
         while self._made:
             with contextlib.suppress(OSError):  # something else uses it by now
                 self._made.pop().rmdir()
-        # version 1 has a tree for each controller, version 2 has one
-        for root in (*Path("/sys/fs/cgroup").glob("*/kubepods"), Path("/sys/fs/cgroup/kubepods")):
-            for folder, _, _ in os.walk(root, topdown=False):
-                with contextlib.suppress(OSError):
-                    os.rmdir(folder)
+        deadline = time.monotonic() + _GONE_WITHIN
+        while not _remove_groups(CONTROL_GROUPS[self._number]) and time.monotonic() < deadline:
+            time.sleep(0.1)
 
     def _make_namespaces(self) -> None:
-        unshare = ["unshare", "--mount", "--pid", "--net", "--ipc", "--fork", "--kill-child", "--mount-proc", "--propagation", "private"]
-        child = self._processes.start("namespaces", [*unshare, sys.executable, "-I", "-c", _INIT])
+        unshare = ["unshare", "--mount", "--pid", "--ipc", "--fork", "--kill-child", "--mount-proc", "--propagation", "private"]
+        network = ["unshare", "--net"] if self._beside is None else ["nsenter", "--target", str(self._beside._inside), "--net"]
+        child = self._processes.start("namespaces", [*network, *unshare, sys.executable, "-I", "-c", _INIT])
         children = Path(f"/proc/{child.pid}/task/{child.pid}/children")
         self._await("namespaces", lambda: children.read_text().strip() != "" and self._is_in_namespaces(int(children.read_text())))
         self._inside = int(children.read_text())
-        subprocess.run(["ip", "link", "add", INTERFACE, "type", "veth", "peer", "name", "eth0", "netns", str(self._inside)], check=True)
-        subprocess.run(["ip", "address", "add", f"{MACHINE_ADDRESS}/30", "dev", INTERFACE], check=True)
-        subprocess.run(["ip", "link", "set", INTERFACE, "up"], check=True)
-        # the API server reaches Pods for those who ask it to (`kubectl port-forward`, `kubectl get --raw .../proxy/`)
-        subprocess.run(["ip", "route", "add", POD_NETWORK, "via", NODE_ADDRESS, "dev", INTERFACE], check=True)
+        if self._beside is None:
+            for command in (
+                f"link add {INTERFACE} type veth peer name eth0 netns {self._inside}",
+                f"address add {MACHINE_ADDRESS}/29 dev {INTERFACE}",
+                f"link set {INTERFACE} up",
+                # the API server reaches Pods for those who ask it to (`kubectl port-forward`, `kubectl get --raw .../proxy/`)
+                f"route add {POD_NETWORK} via {self._address} dev {INTERFACE}",
+            ):
+                subprocess.run(["ip", *command.split()], check=True)
         binds = []
         for name, place in _FIXED_PLACES.items():
             if not place.exists():
@@ -176,12 +184,11 @@ class Node:
             "set -e",
             *binds,
             "mount --make-rshared /",
-            "ip link set lo up",
-            f"ip address add {NODE_ADDRESS}/30 dev eth0",
-            "ip link set eth0 up",
-            f"ip route add default via {MACHINE_ADDRESS}",
-            "echo 1 > /proc/sys/net/ipv4/ip_forward",
+            f"ip address add {self._address}/29 dev eth0",
         ]
+        if self._beside is None:
+            steps += ["ip link set lo up", "ip link set eth0 up", f"ip route add default via {MACHINE_ADDRESS}"]
+            steps += ["echo 1 > /proc/sys/net/ipv4/ip_forward"]
         self._run("sh", "-c", "\n".join(steps))
 
     def _is_in_namespaces(self, pid: int) -> bool:
@@ -220,3 +227,12 @@ class Node:
             if not self._processes.is_alive(name) or time.monotonic() > deadline:
                 raise NodeError(f"{name} does not come up. Its last words:\n{self._processes.log_tail(name)}")
             time.sleep(0.1)
+
+
+def _remove_groups(name: str) -> bool:
+    """Remove empty control groups: version 1 has a tree for each controller, version 2 has one. Return whether there are no others."""
+    roots = (*Path("/sys/fs/cgroup").glob(f"*/{name}"), Path("/sys/fs/cgroup") / name)
+    for folder in (folder for root in roots for folder, _, _ in os.walk(root, topdown=False)):
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
+    return not any(root.exists() for root in roots)

@@ -2,11 +2,13 @@
 
 import json
 import os
+import select
+import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.error import URLError
@@ -41,12 +43,13 @@ class Container:
         self.home = home
         (self.port,) = free_ports(1)
 
-    def start(self, **settings: str) -> subprocess.Popen[bytes]:
+    def start(self, *arguments: str, **settings: str) -> subprocess.Popen[bytes]:
         """`crash_at="serving"` becomes ENGINE_CRASH_AT."""
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(self.image), "HOME": str(self.home)}
         environment |= {"TMPDIR": str(self.home), "ENGINE_SPEED": "5000"}
         environment |= {f"ENGINE_{name.upper()}": value for name, value in settings.items()}
         command = [sys.executable, "-B", str(self.image / "engine" / "vllm.py"), "serve", "some/model", "--port", str(self.port)]
+        command += arguments
         return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
     def run(self, **settings: str) -> tuple[int, bytes]:
@@ -151,3 +154,61 @@ def test_it_chatters_as_much_as_is_wanted(container: Container) -> None:
 def test_a_crash_that_it_does_not_know_is_refused(container: Container) -> None:
     _, log = container.run(crash="NoSuchCrash")
     assert b"There is no recording NoSuchCrash" in log
+
+
+@pytest.fixture
+def start_rank(container: Container) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts a rank of an engine on two nodes."""
+    (port,) = free_ports(1)
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(rank: int, **settings: str) -> subprocess.Popen[bytes]:
+        group = ("--nnodes", "2", "--node-rank", str(rank), "--master-addr", "127.0.0.1", "--master-port", str(port))
+        started.append(container.start(*group, **{"orders": str(container.home), "speed": "200"} | settings))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def until(process: subprocess.Popen[bytes], words: bytes) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if words in line:
+            return
+    raise AssertionError(f"the log ended without {words!r}")
+
+
+def test_two_ranks_meet_and_the_leader_serves(container: Container, start_rank: Callable[..., subprocess.Popen[bytes]]) -> None:
+    leader = start_rank(0)
+    until(leader, b"distributed_init_method")
+    assert container.get("/health") is None
+    follower = start_rank(1)
+    until(leader, b"Application startup complete")
+    until(follower, b"Kernel JIT monitor activated")
+    assert container.get("/health") == ""
+    assert follower.stdout is not None
+    assert not select.select([follower.stdout.fileno()], [], [], 1.0)[0], "the leader is there"
+    leader.kill()
+    until(follower, b"recvValue failed")
+
+
+def test_a_rank_fails_as_recorded_and_the_other_one_waits(start_rank: Callable[..., subprocess.Popen[bytes]]) -> None:
+    leader = start_rank(0, ranks="h100-follower-model-missing")
+    log, _ = start_rank(1, ranks="h100-follower-model-missing", exit="1").communicate(timeout=60)
+    assert (crash := read(log).crash) is not None
+    assert crash.signature == "HfRepoNotFound"
+    until(leader, b"distributed_init_method")
+    assert leader.poll() is None
+
+
+def test_a_rank_takes_orders_by_the_name_of_its_pod(container: Container, start_rank: Callable[..., subprocess.Popen[bytes]]) -> None:
+    pod = socket.gethostname()
+    (container.home / pod).write_text("ENGINE_RANKS=h100-follower-model-missing\nENGINE_EXIT=3")
+    assert start_rank(1).wait(timeout=60) == 3
+    (container.home / pod).unlink()
+    follower = start_rank(1)
+    (container.home / f"{pod}-exit-137").touch()
+    assert follower.wait(timeout=60) == 137

@@ -6,18 +6,23 @@ from pathlib import Path
 import pytest
 
 from nodeenv import NodeEnvironment, NodeError, missing_requirements
+from nodeenv.configuration import MACHINE_ADDRESS
 from nodeenv.images import ImageStore
 from support import helm
 from support.cluster import Cluster
+from support.cluster_dns import ClusterDns
 from support.engine_image import gather_compiled_engine, gather_engine
 from support.engines import COMPILED_ENGINE_IMAGE, ENGINE_IMAGE, eventually
+from support.groups import Orders
 from support.kubectl import Kubectl
+from support.leader_worker_sets import LeaderWorkerSets
+from support.operator_pods import OPERATOR
 from support.sessions import build_before_tests, needs_environment, only_cluster, own_namespace, require_node
 from testenv.binaries import CONTROL_PLANE
 from vllm_operator import __version__
 
 OPERATOR_IMAGE = f"ghcr.io/vllm-operator/vllm-operator:{__version__}"
-BINARIES = (*CONTROL_PLANE, "kubelet", "kube-proxy", "kubectl", "helm", "registry")
+BINARIES = (*CONTROL_PLANE, "kubelet", "kube-proxy", "kubectl", "helm", "registry", "lws")
 VOLUMES = 120
 """Each claim takes one for good, and each VLLMDeployment has two: for caches and for weights."""
 
@@ -67,6 +72,26 @@ def install(environment: NodeEnvironment) -> None:
     package = environment.folder / f"vllm-operator-{__version__}.tgz"
     settings = ("--namespace", helm.NAMESPACE, "--wait", "--timeout", "90s")
     helm.run("install", helm.RELEASE, package, *settings, kubeconfig=environment.kubeconfig)
+
+
+@pytest.fixture(scope="module")
+def sets(environment: NodeEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LeaderWorkerSets]:
+    """LeaderWorkerSet, a second node, and a DNS server, for the tests of one file."""
+    client = environment.control_plane.client()
+    made = LeaderWorkerSets(environment.control_plane, tmp_path_factory.mktemp("lws"))
+    with environment.second_node(OPERATOR_IMAGE, ENGINE_IMAGE), ClusterDns(client, MACHINE_ADDRESS):
+        made.install()
+        made.start()
+        # it would notice within a minute
+        client.request("DELETE", f"/api/v1/namespaces/{helm.NAMESPACE}/pods?labelSelector={OPERATOR.replace('=', '%3D')}")
+        yield made
+        made.remove()
+
+
+@pytest.fixture
+def orders(environment: NodeEnvironment, cluster: Cluster, sets: LeaderWorkerSets) -> Orders:
+    """The orders for the engines of the test."""
+    return Orders(environment.folder / "orders" / cluster.namespace)
 
 
 @pytest.fixture

@@ -7,34 +7,15 @@ import pytest
 
 from nodeenv import NodeEnvironment
 from nodeenv.configuration import LOG_LIMIT_KIBIBYTES
-from support import helm
-from support.cluster import Cluster, Manifest, is_ready
+from support.cluster import Cluster, Manifest
 from support.engines import eventually, fetch, has_stage, model, nothing_moved, seconds_to_serve, the_engine, until_ready
 from support.kubectl import Kubectl
+from support.operator_pods import kill_operator
 from support.operator_process import condition, has, problem
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
 
-OPERATOR = "app.kubernetes.io/name=vllm-operator"
 CHATTER = str(LOG_LIMIT_KIBIBYTES * 2)
-
-
-async def kill_operator(cluster: Cluster) -> None:
-    """Delete the operator's Pod that leads, without grace; return when the other one leads."""
-    lease = f"/apis/coordination.k8s.io/v1/namespaces/{helm.NAMESPACE}/leases/{helm.RELEASE}"
-
-    async def leader() -> str:
-        return str((await cluster.request("GET", lease))["spec"]["holderIdentity"]).partition("_")[0]
-
-    killed = await leader()
-    path = f"/api/v1/namespaces/{helm.NAMESPACE}/pods/{killed}"
-    await cluster.request("DELETE", path, params={"gracePeriodSeconds": "0"})
-
-    async def is_back() -> bool:
-        leads, pods = await leader(), await cluster.list_all("Pod", namespace=helm.NAMESPACE, selector=OPERATOR)
-        return leads != killed and any(it["metadata"]["name"] == leads and is_ready(it) for it in pods)
-
-    await eventually(is_back, within=90)
 
 
 async def until_rotated(cluster: Cluster, environment: NodeEnvironment) -> None:

@@ -10,9 +10,11 @@ from engine.recording import FIRST_START
 from vllm_operator.catalog.startup import load_signature_samples
 
 ROOT = Path(__file__).parent.parent.parent
-RECORDINGS = ROOT / "tests" / "corpus" / "h200"
+CORPUS = ROOT / "tests" / "corpus"
 CRASHES = ("poison-triton-cubin-empty", "no-c-compiler", "gpu-util-too-low", "mig-uuid", "hf-offline-missing")
 """Recorded starts that end in a crash."""
+OF_RANKS = "h100-*-rank?"
+"""Recorded starts on two nodes."""
 
 
 def gather_engine(folder: Path) -> Path:
@@ -26,8 +28,8 @@ def gather_engine(folder: Path) -> Path:
     for module in ("replay", "cri"):
         shutil.copy(Path(str(testenv.replay.__file__)).parent / f"{module}.py", folder / "testenv")
     (program / "recordings").mkdir()
-    for name in (FIRST_START, *CRASHES):
-        shutil.copy(RECORDINGS / f"{name}.log", program / "recordings")
+    for path in (*(CORPUS / "h200" / f"{name}.log" for name in (FIRST_START, *CRASHES)), *(CORPUS / "nodes").glob(f"{OF_RANKS}.log")):
+        shutil.copy(path, program / "recordings")
     (program / "samples").mkdir()
     for sample in load_signature_samples():
         path = program / "samples" / f"{sample.signature}.txt"
