@@ -37,7 +37,7 @@ def check_first_start(histories: dict[str, History]) -> Iterator[str]:
     seen = histories["deepseek"]
     yield from want_conditions(seen, Ready="True")
     plan = seen.status.get("plan", {})
-    yield from want("the chosen architecture", plan.get("architecture"), "sm_90")
+    yield from want("the chosen GPU", plan.get("gpu"), "NVIDIA-H200")
     yield from want("the image", plan.get("image"), "vllm/vllm-openai:v0.20.1-cu129")
     if "H200" not in plan.get("message", ""):
         yield f"the plan does not speak of H200: {plan.get('message')!r}"

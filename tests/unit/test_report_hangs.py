@@ -35,7 +35,7 @@ def test_a_hang_is_a_condition_with_its_numbers(type: str) -> None:
 @pytest.mark.parametrize(
     ("on_hang", "expected"),
     [
-        ("Restart", "A minute after the hang was noticed, the engine is stopped"),
+        ("Restart", "The engine is stopped 75 s after the hang was noticed"),
         ("Report", "To restart it, delete the Pod."),
         (None, "delete the Pod."),
     ],

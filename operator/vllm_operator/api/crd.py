@@ -144,7 +144,7 @@ def _columns() -> list[dict[str, Any]]:
     """Columns of `kubectl get`. Those with priority 1 are shown only with `-o wide`."""
     columns = (
         ("Model", "string", ".spec.model.uri", "URI of the model.", 0),
-        ("GPU", "string", ".status.plan.architecture", "Architecture of the chosen GPU.", 0),
+        ("GPU", "string", ".status.plan.gpu", "Chosen GPU.", 0),
         ("Desired", "integer", ".spec.replicas", "Desired number of Pods.", 0),
         ("Ready", "integer", ".status.readyReplicas", "Number of ready Pods.", 0),
         ("Status", "string", f"{READY}.reason", "Reason of the condition Ready.", 0),

@@ -339,9 +339,9 @@ class RemediationSpec(Model):
     )
     max_attempts: int | None = optional("Maximum number of remedies for one spec. Default: 2.", ge=1, le=10)
     on_hang: OnHang | None = optional(
-        "What to do about an engine that has work and makes no progress. After 120 seconds its Pod is reported and gets no more requests. "
-        "Restart: after 180 seconds the container also restarts. Report: nothing else. A `readinessProbe` in `podTemplate` replaces the "
-        "check. Default: Restart."
+        "What to do about an engine that has work and makes no progress for 85 seconds, or for twice its longest earlier pause. Its Pod is "
+        "reported and gets no more requests. Restart: 75 seconds later the container also restarts. Report: nothing else. A "
+        "`readinessProbe` in `podTemplate` replaces the check. Default: Restart."
     )
     on_bad_node: OnBadNode | None = optional(
         "What to do about a node on which a Pod crashes again after a restart, for a reason that lies in the node, such as a GPU that "

@@ -218,7 +218,9 @@ class PlanSummary(Model):
         "GPU, engine, backends and notes in words. Absent while the condition PlanDrifted says them.", max_length=1024
     )
     replan_token: str | None = optional("Value of the replan annotation when the plan was made.", max_length=256)
-    architecture: str | None = optional("GPU architecture, for example sm_90. Absent if unknown.", max_length=16)
+    gpu: str | None = optional(
+        "GPU, as the label nvidia.com/gpu.product of its nodes names it, else its architecture. Absent if both are unknown.", max_length=256
+    )
     resource_name: str | None = optional("Resource that each Pod requests. Absent if it is nvidia.com/gpu.", max_length=256)
     image: str = Field(max_length=1024, description="Container image.")
     memory: str | None = optional("Memory of one GPU as predicted, and as the engine measured it at its start.", max_length=256)

@@ -82,7 +82,7 @@ async def prime(client: ClusterClient, namespace: str, name: str, *, timeout_sec
             if requested:
                 print(f"The caches of {name} were not filled within {timeout_seconds:g} s. The operator continues to fill them.")
             else:
-                print(f"{name} has no plan yet, so priming was not requested. For the reason, see its condition Ready.")
+                print(f"{name} has no plan yet, so compiling was not requested. For the reason, see its condition Ready.")
             return NOT_FILLED_STATUS
         await asyncio.sleep(look_seconds)
 

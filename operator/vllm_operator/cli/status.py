@@ -12,13 +12,10 @@ from functools import partial
 from typing import Any
 
 from vllm_operator.api.conditions import (
-    AUTOSCALED,
     AVAILABLE,
-    CACHE_PUBLISHED,
     CRASHED,
-    EXPOSED,
+    PARTS,
     PLAN_DRIFTED,
-    PROTECTED,
     READY,
     REFUSALS,
     STALLED,
@@ -32,6 +29,7 @@ from vllm_operator.cli.inputs import add_name, add_namespace, add_output, print_
 from vllm_operator.cli.live import Read, described, find_if_there, last_renewal, namespace_of, scope_of, screens, with_client
 from vllm_operator.cli.terminal import Line, Span, Style, age, bar, grid, is_terminal, labelled, line, screen_width, show, show_each, table
 from vllm_operator.kube.client import CLAIM, EVENT, VLLM_DEPLOYMENT, ClusterClient, selector_of
+from vllm_operator.status.knowledge import load_messages
 from vllm_operator.text.wording import clean, clock, count, duration
 
 _NOT_INSTALLED = "VLLMDeployment on this API server: the operator is not installed"
@@ -147,8 +145,14 @@ _PARTS = re.compile(r"(?<=[.)]) (?=Note: |Backends: )")
 """Boundaries between the parts of what is said about the plan."""
 _SEE = re.compile(r" See conditions? (\w+)")
 """Where Ready refers to the condition that says more."""
-_CRASHED_ONLY = "See condition Crashed. "
-"""What comes before it in Ready is also in the rows about the crash."""
+_CACHES = {
+    "Cold": "the next start compiles everything",
+    "Compiling": "a Pod compiles them",
+    "Filled": "a Pod has served with them, so the next start should load them",
+    "Warm": "the next start loads them",
+    "Quarantined": "they are damaged, so the next start compiles again",
+}
+"""What the states of caches mean."""
 _LINK = re.compile(r" \(See (https?://[^\s)]+)\)$")
 
 
@@ -174,10 +178,12 @@ class _StatusPage:
             (),
         ]
         state, serves = self._state(), self._is_true(AVAILABLE)
+        # while Ready is about the crash, the rows of the crash say it
+        tells_crash = is_crashed and reason == text(named(self.status, CRASHED, "conditions"), "reason")
         if self._is_true(READY) and serves:
             self._add("State", self._message(AVAILABLE), style)
         else:
-            self._add("State", self._message(READY).partition(_CRASHED_ONLY)[2] if is_crashed else _ESTIMATE.sub("", state), style)
+            self._add("State", self._failed_revision() if tells_crash else _ESTIMATE.sub("", state), style)
             self._add("Serves", self._message(AVAILABLE) if serves else "")
         self._add_start()
         if is_crashed:
@@ -189,7 +195,7 @@ class _StatusPage:
         self._add_caches()
         if not is_crashed and (signature := text(self.last, "signature")):
             self._add("Last crash", f"{signature}{self._since_crash()}. {text(self.last, 'cause')}".rstrip(), Style.DIM)
-        for part in (EXPOSED, AUTOSCALED, PROTECTED, CACHE_PUBLISHED):
+        for part in PARTS:
             if named(self.status, part, "conditions").get("status") == "False" and (said := self._message(part)) != state:
                 self._add("Also", said, Style.YELLOW)
         self._add_events(events)
@@ -209,6 +215,16 @@ class _StatusPage:
         said = self._message(READY)
         see = _SEE.search(said)
         return (self._message(see[1]) if see else "") or said
+
+    def _failed_revision(self) -> str:
+        """Return that a revision failed and stays in place; empty if none did, or an earlier one runs instead."""
+        rollback, (namespace, name) = mapping(self.status, "rollback"), _name(self.resource)
+        number = integer(rollback, "failedNumber")
+        if number is None or text(rollback, "revision"):
+            return ""
+        is_held = text(self.resource, "spec", "rollout", "onFailure") == "Hold"
+        metadata = {"name": name, "namespace": namespace}
+        return load_messages().say(f"rollback.{'hold' if is_held else 'first'}", rollback={"failed_number": number}, metadata=metadata)
 
     def _add_start(self) -> None:
         startup = mapping(self.status, "startup")
@@ -261,7 +277,8 @@ class _StatusPage:
         starts = [f"last {kind} start {duration(seconds)}" for kind, seconds in times.items() if seconds is not None]
         # the status has no state while the caches are cold or without a PVC
         state = text(cache, "state") or ("Cold" if claim else "")
-        facts = ", ".join(filter(None, (state, f"PVC {claim}" if claim else "", *starts)))
+        means = f": {_CACHES[state]}" if state in _CACHES and not text(cache, "message") else ""
+        facts = "; ".join(filter(None, (f"{state}{means}", f"PVC {claim}" if claim else "", *starts)))
         self._add("Caches", " ".join(filter(None, (f"{facts}." if facts else "", text(cache, "message")))))
 
     def _add_events(self, events: Iterable[Manifest]) -> None:
@@ -303,7 +320,7 @@ def service_of(resource: Manifest, now: datetime) -> str:
     (ready, wanted), status = _ready(resource), mapping(resource, "status")
     judged = [named(status, condition, "conditions") for condition in (READY, AVAILABLE)]
     is_ready, is_available = (found.get("status") for found in judged)
-    if is_ready == "True" or is_available not in ("True", "False") or not wanted:
+    if is_ready != "False" or not wanted:
         return ""
     if is_available == "True":
         return f"SERVING {ready} of {wanted}" if ready < wanted else "SERVING"
@@ -367,7 +384,7 @@ def _top_row(reason: str, style: Style, resource: Mapping[str, Any], now: dateti
         Span(name),
         Span(clean(reason, 40), style),
         Span("/".join(map(str, _ready(resource)))),
-        Span(text(resource, "status", "plan", "architecture")),
+        Span(text(resource, "status", "plan", "gpu")),
         Span(text(startup, "stage"), Style.CYAN),
         Span(_progress(startup, now)),
         Span(duration(left) if left is not None else "", Style.DIM),

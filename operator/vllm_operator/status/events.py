@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from vllm_operator.api import reading
-from vllm_operator.api.conditions import CRASHED, HUNG, PLAN_DRIFTED, READY, REFUSALS, Reason, find_condition
+from vllm_operator.api.conditions import CRASHED, FALSE, HUNG, PARTS, PLAN_DRIFTED, READY, REFUSALS, Reason, find_condition
 from vllm_operator.api.events import NORMAL, WARNING, Change, EventDraft
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.status import Condition, VLLMDeploymentStatus
@@ -30,6 +30,8 @@ from vllm_operator.status.starts import completed_stages, last_start
 
 LONG_STAGE_SECONDS = 60
 """Minimum seconds of a stage that gets an event."""
+_NOT_YET = (Reason.NOT_COMPILED, Reason.WAITING_FOR_ROLLOUT)
+"""Reasons of a part of the spec that comes into effect by itself."""
 _STUCK = (Reason.START_STALLED, Reason.UNSCHEDULABLE, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CONFIG_FAILED, Reason.NODE_LOST)
 _BY_MESSAGE = (
     # the message may contain a port, an amount or the name of a Pod that differs at each attempt
@@ -53,6 +55,7 @@ def draft_events(observed: Observation, status: VLLMDeploymentStatus, crashes: C
         *_long_stages(observed),
         *_stuck(observed, status),
         *draft_measured(observed),
+        *_parts(observed, status),
         *_crash(observed, status, crashes),
         *_caches(observed, status),
         *_remediation(observed, status),
@@ -172,6 +175,17 @@ def _stuck(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[Even
     if before is None or before.reason != now.reason or worst.name not in before.message:
         series = f"{now.reason}-{worst.uid}"
         yield EventDraft(WARNING, now.reason, now.message, f"{series}-{worst.restarts}-{worst.stage}", series)
+
+
+def _parts(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
+    """Draft a warning for each part of the spec that is not in effect: when its reason changes, and again when all replicas serve."""
+    serves, served = (it is not None and it.reason in ALL_STARTED for it in _both(observed, status, READY))
+    for type in PARTS:
+        now, before = _both(observed, status, type)
+        if now is None or now.status is not FALSE or now.reason in (_NOT_YET if serves else (*_NOT_YET, Reason.ROUTE_NOT_ACCEPTED)):
+            continue
+        if (serves and not served) or before is None or (before.status, before.reason) != (now.status, now.reason):
+            yield EventDraft(WARNING, now.reason, now.message, f"{type}-{observed.resource.metadata.generation}-{_digest(now.message)}")
 
 
 def _crash(observed: Observation, status: VLLMDeploymentStatus, crashes: Crashes) -> Iterator[EventDraft]:

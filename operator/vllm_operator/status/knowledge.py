@@ -156,11 +156,17 @@ class Knowledge:
 
 
 @cache
+def load_messages() -> Messages:
+    """Load the shipped messages."""
+    return load_file(Messages, "messages.yaml")
+
+
+@cache
 def load_knowledge(startup: StartupKnowledge | None = None) -> Knowledge:
     """Load the shipped data. `startup` is used instead of loading it again."""
     return Knowledge(
         startup=startup or load_startup(),
-        messages=load_file(Messages, "messages.yaml"),
+        messages=load_messages(),
         terminations=load_file(TerminationRules, "terminations.yaml"),
         logged_names=load_logged_names(),
         versions=load_versions(),

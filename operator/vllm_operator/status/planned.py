@@ -91,7 +91,7 @@ def summary(observed: Observation, logged: Backends, message: str | None) -> Pla
         revision=observed.revision,
         message=message,
         replan_token=plan.replan_token,
-        architecture=plan.architecture,
+        gpu=plan.product or plan.architecture,
         resource_name=plan.resource if plan.resource != GPU_RESOURCE else None,
         image=plan.image,
         memory=_memory(observed, plan),

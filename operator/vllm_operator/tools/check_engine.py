@@ -5,7 +5,7 @@
 URL is that of the server, FILE keeps the state between probes, FOLDER the evidence of the last hangs, and the engine writes its stacks to
 STACKS if it can (vLLM 0.33 and later). The program sends only requests that the server answers without the engine and without a key, and
 connects only to its own container. When a hang is found, it keeps metrics, states of processes, and the engine's stacks. With `Restart` it
-ends the engine's processes one minute later, by SIGABRT, so that Python writes the stacks of all threads into the log (the operator sets
+ends the engine's processes 75 seconds later, by SIGABRT, so that Python writes the stacks of all threads into the log (the operator sets
 PYTHONFAULTHANDLER), and then by SIGKILL. A server that does not exit when its engine has ended is ended too, and the kubelet restarts the
 container. The termination message says what hung. A server that stays and listens no longer after its engine has ended by itself is ended
 after three probes.
