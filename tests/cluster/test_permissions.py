@@ -12,6 +12,7 @@ import yaml
 from support.account import ACCOUNT, granted
 from support.audit import AuditTrail, Request
 from support.cluster import Cluster, Manifest, Simulator, the_pod
+from support.engines import eventually
 from support.metrics_adapter import serve_metrics
 from support.operator_process import OperatorProcess, has, problem
 from support.operator_process import llama as any_llama
@@ -50,7 +51,7 @@ async def test_every_permission_is_used_and_none_is_missing(
 ) -> None:
     [node] = gpu_nodes("h100-mig-mixed")
     await publish_devices(served, node)
-    await serve_and_put_right(served, sim)
+    await serve_and_put_right(served, sim, audit)
     await wait_for_a_volume(served)
     await crash_on_a_full_volume(served, sim)
     await stall(served, sim)
@@ -110,16 +111,21 @@ async def publish_devices(cluster: Cluster, node: str) -> None:
     await cluster.create(slices)
 
 
-async def serve_and_put_right(cluster: Cluster, sim: Simulator) -> None:
+async def serve_and_put_right(cluster: Cluster, sim: Simulator, audit: AuditTrail) -> None:
     await sim.script(path="ok", pull="0", load="hold")
     await cluster.create(llama(cluster.namespace))
     pod = await the_pod(cluster)
     log = sim.log(pod)
     log.write(b"INFO 11-21 12:00:00 [gpu_model_runner.py:3000] Starting to load model meta-llama/Llama-3.1-8B-Instruct...\n")
     await cluster.wait_for("VLLMDeployment", "llama", lambda r: r.get("status", {}).get("startup", {}).get("stage") == "WeightLoad")
-    # a stream that breaks makes it look at the Pod
-    sim.fail_logs(pod, "reset")
-    sim.fail_logs(pod, "")
+    # the end of a log makes it look at the Pod, which still runs here
+    log.exit()
+
+    async def looks() -> bool:
+        requests = audit.requests(user=ACCOUNT, namespace=cluster.namespace)
+        return any((it.verb, it.resource, it.name) == ("get", "pods", pod) for it in requests)
+
+    await eventually(looks, within=60)
     await sim.script(path="ok", pull="0", load="0")
     await sim.change(pod, load="0")
     await cluster.wait_for("VLLMDeployment", "llama", has("Ready", "True"))

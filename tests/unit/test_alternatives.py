@@ -83,6 +83,55 @@ def test_who_does_what_the_message_says_gets_a_plan(model: str, machines: tuple[
         assert not [note for note in outcome.plan.notes if "memory" in note or "near the limit" in note], command
 
 
+SIZES: list[tuple[str, str, tuple[str, ...], dict[str, Any], str, dict[str, Any] | None]] = [
+    (
+        "fewer GPUs that the model can be divided by",
+        LLAMA_8B,
+        ("h100-x7",),
+        {"parallelism": {"tensor": 8}},
+        "Lower spec.parallelism or spec.accelerator.count to 4 GPUs, or add nodes with 8 GPUs.",
+        {"parallelism": {"tensor": 4}},
+    ),
+    (
+        "no size of one node holds the model",
+        "deepseek-ai/DeepSeek-V3",
+        ("h100-x7",),
+        {"parallelism": {"tensor": 8}},
+        "Add nodes with 8 GPUs.",
+        None,
+    ),
+    (
+        "several nodes, which there are not",
+        LLAMA_70B,
+        ("h100-sxm",),
+        {"parallelism": {"tensor": 16}},
+        "A Pod has at most as many GPUs as a node. Lower spec.parallelism or spec.accelerator.count to 8 GPUs.",
+        {"parallelism": {"tensor": 8}},
+    ),
+]
+
+
+@pytest.mark.parametrize(("model", "machines", "spec", "said", "instead"), [case[1:] for case in SIZES], ids=[case[0] for case in SIZES])
+def test_a_number_of_gpus_that_a_message_names_gets_a_plan(
+    model: str, machines: tuple[str, ...], spec: dict[str, Any], said: str, instead: dict[str, Any] | None
+) -> None:
+    nodes = [machine(name) for name in machines]
+    reason, message = refusal(deployment(f"hf://{model}", **spec), *nodes)
+    assert reason == "NoMatchingGPU"
+    assert message.endswith(said), message
+    if instead is not None:
+        assert planned(deployment(f"hf://{model}", **instead), *nodes).plan is not None
+
+
+def machine(name: str) -> dict[str, Any]:
+    """A node; `h100-x7` has lost one of its GPUs."""
+    node = real_node("h100-sxm" if name == "h100-x7" else name)
+    if name == "h100-x7":
+        for amounts in (node["status"]["allocatable"], node["status"]["capacity"]):
+            amounts["nvidia.com/gpu"] = "7"
+    return node
+
+
 def test_the_message_fits_into_a_condition() -> None:
     for _, model, machines, spec, _ in CASES:
         _, message = refusal(deployment(f"hf://{model}", **spec), *map(real_node, machines))

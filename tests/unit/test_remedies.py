@@ -1,11 +1,15 @@
 """Every remedy that may be applied without asking has a gate, and sets nothing that a version does not know."""
 
+import re
+
 import pytest
 
-from vllm_operator.catalog.startup import ANY, Remedy, Severity, Signature, load_remedies, load_startup
+from support import observations as o
+from vllm_operator.catalog.startup import ANY, Change, Remedy, Severity, Signature, load_remedies, load_startup
 from vllm_operator.catalog.versions import load_versions
 from vllm_operator.planning.engine.overrides import ENGINE_VARIABLE_PREFIX
-from vllm_operator.status.remedies import FIELD_FLAGS
+from vllm_operator.planning.engine.serving import READY_TIMEOUT
+from vllm_operator.status.remedies import FIELD_FLAGS, Engine, exact_changes
 
 SIGNATURES = {signature.id: signature for signature in load_startup().signatures}
 REMEDIES = load_remedies()
@@ -51,6 +55,36 @@ def test_it_says_what_it_costs_and_does_not_fit_what_is_unknown(remedy: Remedy) 
     assert not remedy.fits(None, "sm_90")
     assert not remedy.fits("0.10.2", remedy.architectures[0])
     assert ANY in remedy.architectures or not remedy.fits(VERSIONS.newest.version, None)
+
+
+LIMITS = [
+    (signature.id, change)
+    for signature in SIGNATURES.values()
+    for change in (*signature.arguments, *signature.environment)
+    if change.value is not None and change.bound is not None
+]
+
+
+@pytest.mark.parametrize(("name", "change"), LIMITS, ids=[f"{name} {change.name}" for name, change in LIMITS])
+@pytest.mark.parametrize(("given", "is_suggested"), [("beyond", True), ("within", False), ("equal", False), ("unset", True)])
+def test_a_number_is_suggested_only_if_the_one_that_is_set_is_beyond_it(name: str, change: Change, given: str, is_suggested: bool) -> None:
+    value = "16" if change.value is None or change.value.startswith("{{") else change.value
+    larger, smaller = str(float(value) * 2), str(float(value) / 2)
+    beyond, within = (larger, smaller) if change.bound == "AtMost" else (smaller, larger)
+    present = {"beyond": beyond, "within": within, "equal": value, "unset": None}[given]
+    is_argument, exact = change in SIGNATURES[name].arguments, change.model_copy(update={"value": value})
+    signature = SIGNATURES[name].model_copy(update={"arguments": (exact,) if is_argument else (), "environment": ()})
+    given_engine = {"args" if is_argument else "env": [{"name": change.name, "value": present}]} if present is not None else {}
+    engine = Engine.of(o.resource(engine={"version": "0.33.0", **given_engine}).spec, o.plan(engine_version="0.33.0"), VERSIONS)
+    found = exact_changes(engine, signature, {}, only=[exact])
+    assert bool(found) == (is_suggested and change.name != READY_TIMEOUT), "spec.startup sets that one"
+
+
+def test_each_number_of_a_remedy_is_a_limit_or_a_switch() -> None:
+    changes = [(name, change) for name, it in SIGNATURES.items() for change in (*it.arguments, *it.environment)]
+    exact = [(name, change.name, change.value or "") for name, change in changes if change.bound is None]
+    numbers = [found for found in exact if re.fullmatch(r"[0-9.]{2,}|[2-9]", found[2])]
+    assert numbers == []
 
 
 @pytest.mark.parametrize("signature", [s for s in SIGNATURES.values() if s.environment or s.arguments], ids=lambda s: s.id)

@@ -64,6 +64,10 @@ class Change(Entry):
     value: Annotated[str, Field(min_length=1, max_length=TEXT_LIMIT)] | None = Field(
         None, description="Template of the value. Absent for a flag without a value."
     )
+    bound: Literal["AtMost", "AtLeast"] | None = Field(
+        None,
+        description="The value is a limit for a number. One that is set and within it is not changed. Absent: the exact value.",
+    )
     remove: StrictBool = Field(False, description="Remove the variable or flag.")
     versions: SpecifierText | None = Field(
         None, description="vLLM versions that have it (PEP 440), in quotes. Absent: all, or it is not vLLM's own."

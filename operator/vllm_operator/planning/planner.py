@@ -431,7 +431,7 @@ class _FreshPlan:
             *serving.access_notes(resource.spec, premises.overrides, version.version),
             *notes_of(Severity.RISK, per_pod),
             *explanations.notes_about_size(target, premises.sizing, name, sized=chosen.sized),
-            *groups.notes_about_nodes(resource.spec, target),
+            *groups.notes_about_nodes(resource.spec, target, premises.sizing),
             *about_choice,
             *premises.shape.notes,
             *version.notes,

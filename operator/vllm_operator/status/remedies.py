@@ -94,7 +94,17 @@ def _exact(engine: Engine, change: Change, is_argument: bool, captures: Mapping[
     if not is_plain and (change.value is not None or not is_argument):
         return None
     desired = RemedyChange(kind=kind, action="Set", name=change.name, value=value)
-    return None if engine.present(desired) == (True, value) else desired
+    is_set, present = engine.present(desired)
+    return None if is_set and (present == value or _is_within(present, change, value)) else desired
+
+
+def _is_within(present: str | None, change: Change, value: str | None) -> bool:
+    """Return whether a number that is set already is within the limit that a change would set."""
+    try:
+        beyond = float(present or "") - float(value or "")
+    except ValueError:
+        return False
+    return beyond <= 0 if change.bound == "AtMost" else change.bound == "AtLeast" and beyond >= 0
 
 
 def _is_known(engine: Engine, change: Change, kind: ChangeKind) -> bool:

@@ -49,13 +49,17 @@ def notes_about_size(chosen: Candidate, sizing: Sizing, name: str, *, sized: boo
         notes.append(Note(Severity.FAILURE, refused))
     product = sizing.catalog.gpus.product(chosen.pool.product)
     if sized and parallel.tensor > 1 and product is not None and product.links == "PCIe":
-        notes.append(note("size.no-nvlink", title=title, count=count))
+        may_pipeline = sizing.may_run(chosen.pool, ParallelShape(pipeline=count))
+        pipeline = say("size.over-a-pipeline", count=count) if may_pipeline else ""
+        notes.append(note("size.no-nvlink", title=title, count=count, pipeline=pipeline))
     if sized:
         notes += _note_about_ranks(chosen, sizing, name)
     family = sizing.catalog.gpus.architectures.get(chosen.pool.architecture or "")
     share = (options.utilization if options else None) or value_at(sizing.catalog.memory.utilization, sizing.release)
     if family is not None and family.unified_memory and share > UNIFIED_SHARE:
-        notes.append(note("size.unified", title=title, share=share, most=UNIFIED_SHARE))
+        lowered = replace(sizing, options=options and replace(options, utilization=UNIFIED_SHARE))
+        less = say("size.less-of-memory", most=UNIFIED_SHARE) if lowered.may_run(chosen.pool, parallel) else ""
+        notes.append(note("size.unified", title=title, share=share, less=less))
     if result.length is not None:
         own = model.shape.max_length if model else None
         notes.append(note("size.shortened", own=own, title=title, gpus=counted(count, "GPU"), length=result.length))

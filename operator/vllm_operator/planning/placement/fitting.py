@@ -159,6 +159,11 @@ class Sizing:
         """Return whether the engine is expected to start."""
         return self.judge(pool, parallel).headroom <= Headroom.SHORT
 
+    def may_run(self, pool: Pool, parallel: ParallelShape) -> bool:
+        """Return whether vLLM accepts this size and it fits, as far as that is known: only then is it suggested."""
+        headroom = self.judge(pool, parallel).headroom
+        return self.refuse(parallel, pool.architecture) is None and (headroom is Headroom.UNKNOWN or headroom <= Headroom.SHORT)
+
     def holds(self, pool: Pool) -> bool | None:
         """Return whether one GPU or MIG slice of a pool is sufficient; None if unknown."""
         headroom = self.judge(pool, ParallelShape()).headroom

@@ -14,6 +14,8 @@ for the engines of other nodes at `--data-parallel-address`, and ZMQ listens at 
 gets its own address, and followers the name of the leader, which ZMQ resolves again until it can connect.
 """
 
+from dataclasses import replace
+
 from vllm_operator.api.operation import ClaimVolume, StorageSpec
 from vllm_operator.api.plan import PlannedArgument, PlannedVariable, PlannedWeights
 from vllm_operator.api.resource import VLLMDeployment
@@ -23,6 +25,7 @@ from vllm_operator.catalog.notes import Note, note, say
 from vllm_operator.planning.engine.image import ResolvedVersion
 from vllm_operator.planning.engine.overrides import Overrides
 from vllm_operator.planning.placement.explanations import devices, short_name
+from vllm_operator.planning.placement.fitting import Sizing
 from vllm_operator.planning.placement.targets import Candidate
 from vllm_operator.text.wording import listed
 
@@ -106,7 +109,7 @@ def _is_for_one_node(storage: StorageSpec | None) -> bool:
     return is_own and (volume.access_mode or "ReadWriteOnce") != "ReadWriteMany"
 
 
-def notes_about_nodes(spec: VLLMDeploymentSpec, target: Candidate) -> list[Note]:
+def notes_about_nodes(spec: VLLMDeploymentSpec, target: Candidate, sizing: Sizing) -> list[Note]:
     """Return notes about a replica on several nodes; none for one node."""
     shape, network = target.shape, spec.network
     if shape.nodes == 1:
@@ -118,7 +121,9 @@ def notes_about_nodes(spec: VLLMDeploymentSpec, target: Candidate) -> list[Note]
     has_rdma = network is not None and network.rdma_resource is not None
     is_slow = not has_rdma and NVLINK_DOMAIN_LABEL not in str(spec.pod_template)
     if parallel.tensor > shape.count and is_slow:
-        notes.append(note("nodes.tensor", tensor=parallel.tensor, count=shape.count))
+        may_pipeline = sizing.may_run(target.pool, replace(parallel, tensor=shape.count, pipeline=shape.nodes))
+        pipeline = say("nodes.over-a-pipeline", count=shape.count, nodes=shape.nodes) if may_pipeline else ""
+        notes.append(note("nodes.tensor", tensor=parallel.tensor, count=shape.count, pipeline=pipeline))
     elif parallel.data > 1 and is_slow:
         notes.append(note("nodes.experts", ranks=parallel.data * parallel.tensor, count=shape.count))
     return [*notes, note("nodes.privileged")] if has_rdma else notes

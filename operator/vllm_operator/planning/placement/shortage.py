@@ -9,6 +9,7 @@ from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.catalog.notes import say
 from vllm_operator.inventory.pools import Inventory, Pool
 from vllm_operator.planning.placement.targets import Obstacle, Rejection, Request
+from vllm_operator.sizing.parallelism import ParallelShape
 from vllm_operator.text.wording import count as counted
 from vllm_operator.text.wording import listed
 
@@ -18,7 +19,7 @@ KINDS_LIMIT = 6
 
 def explain(request: Request, inventory: Inventory, rejections: Sequence[Rejection], gpus: GPUs) -> str:
     """Return the message. It names the smallest of several MIG slices that are large enough."""
-    wanted, count = request.accelerator, request.count
+    count = request.count
     if not rejections:
         return say("shortage.no-gpu", asked=_asked(request, gpus))
 
@@ -39,7 +40,7 @@ def explain(request: Request, inventory: Inventory, rejections: Sequence[Rejecti
     if nearest.obstacle is Obstacle.NODES:
         return say("remedy.nodes", asked=asked, there=there)
     too_small = suffices(nearest) is False
-    remedy = say("remedy.no-slice-is-enough") if too_small else _remedy(nearest, wanted, count, rejections, gpus)
+    remedy = say("remedy.no-slice-is-enough") if too_small else _remedy(nearest, request, rejections, gpus)
     unread = f" {inventory.notes[0]}." if inventory.notes else ""
     return f"Each replica needs {asked}, and no node has {'one' if count == 1 else 'them'}. The cluster has {there}. {remedy}{unread}"
 
@@ -123,8 +124,26 @@ _MOST_IN_A_NODE = 8
 """GPUs in the largest common servers (HGX H100 to B300)."""
 
 
-def _remedy(nearest: Rejection, wanted: AcceleratorSpec, count: int, rejections: Sequence[Rejection], gpus: GPUs) -> str:  # noqa: C901 - one case for each obstacle
-    pool = nearest.pool
+def _ways_with_fewer(request: Request, pool: Pool) -> str:
+    """Return what may be done if a node has fewer GPUs than a replica needs. A number is named only if the model can run with it."""
+    count, sliced, sizing = request.count, request.accelerator.sliced, request.sizing
+
+    def may_run(tensor: int, nodes: int = 1) -> bool:
+        return any(sizing.may_run(pool, ParallelShape(tensor, nodes, expert=expert)) for expert in (False, True))
+
+    fewer, devices = next(filter(may_run, range(pool.count, 0, -1)), None), "MIG slices" if sliced else "GPUs"
+    ways = [say("remedy.count-lower", available=fewer, devices=devices)] if fewer is not None else []
+    nodes, is_of_a_node = -(-count // max(pool.count, 1)), not sliced and count > _MOST_IN_A_NODE
+    if not is_of_a_node:
+        ways.append(say("remedy.count", count=count, devices=devices))
+    elif count % nodes == 0 and nodes <= len(pool.nodes) and may_run(count // nodes, nodes):
+        ways.append(say("remedy.count-nodes", nodes=nodes))
+    text = ", or ".join(ways or ["use larger GPUs"])
+    return f"{say('remedy.count-of-a-node') if is_of_a_node else ''}{text[0].upper()}{text[1:]}."
+
+
+def _remedy(nearest: Rejection, request: Request, rejections: Sequence[Rejection], gpus: GPUs) -> str:  # noqa: C901 - one case for each obstacle
+    pool, wanted, count = nearest.pool, request.accelerator, request.count
     match nearest.obstacle:
         case Obstacle.SELECTOR:
             return say("remedy.selector")
@@ -159,10 +178,6 @@ def _remedy(nearest: Rejection, wanted: AcceleratorSpec, count: int, rejections:
         case Obstacle.HOST:
             return say("remedy.host", host=pool.host)
         case Obstacle.COUNT:
-            devices = "MIG slices" if wanted.sliced else "GPUs"
-            if not wanted.sliced and count > _MOST_IN_A_NODE:
-                nodes = -(-count // max(pool.count, 1))
-                return say("remedy.count-of-a-node", available=pool.count, devices=devices, nodes=nodes)
-            return say("remedy.count", available=pool.count, count=count, devices=devices)
+            return _ways_with_fewer(request, pool)
         case _:
             return say("remedy.problem")
