@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 from itertools import accumulate
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +15,7 @@ from vllm_operator.api.events import EventDraft
 from vllm_operator.api.plan import BackendChoice, ObservedBackend
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.logs.state import CacheEvidence, Progress, Stage, StartupState
-from vllm_operator.status.observation import Observation
+from vllm_operator.status.observation import Exposure, ObjectProblem, Observation
 from vllm_operator.status.report import Report, report
 
 X1 = ("vllm-a-x1", 0)
@@ -30,6 +32,41 @@ ENTERED = (
 
 def told(events: tuple[EventDraft, ...]) -> list[tuple[str, str]]:
     return [(event.type, event.reason) for event in events]
+
+
+NO_ROUTE = Exposure((ObjectProblem("IntegrationDisabled", "HTTPRoute", "gateway"),))
+NOT_ACCEPTED = Exposure(awaits_gateway=True)
+NO_SCALER = (ObjectProblem("MetricsAPIMissing", "HorizontalPodAutoscaler", "custom.metrics.k8s.io"),)
+NO_BUDGET = (ObjectProblem("ApplyFailed", "PodDisruptionBudget", "forbidden"),)
+
+
+@pytest.mark.parametrize(
+    ("pod", "part", "reasons"),
+    [
+        (o.ready_pod(), {"exposure": NO_ROUTE}, ["IntegrationDisabled"]),
+        (o.starting_pod(), {"exposure": NO_ROUTE}, ["IntegrationDisabled"]),
+        (o.ready_pod(), {"exposure": NOT_ACCEPTED}, ["RouteNotAccepted"]),
+        (o.starting_pod(), {"exposure": NOT_ACCEPTED}, []),
+        (o.ready_pod(), {"scaling": NO_SCALER}, ["MetricsAPIMissing"]),
+        (o.ready_pod(), {"scaling": NO_BUDGET}, ["ApplyFailed"]),
+        (
+            o.ready_pod(),
+            {"exposure": NO_ROUTE, "scaling": (*NO_SCALER, *NO_BUDGET)},
+            ["IntegrationDisabled", "MetricsAPIMissing", "ApplyFailed"],
+        ),
+    ],
+    ids=["no route", "before it serves", "not accepted", "not accepted yet", "no autoscaler", "no budget", "several"],
+)
+def test_each_part_that_is_not_in_effect_has_one_warning(pod: dict[str, Any], part: dict[str, Any], reasons: list[str]) -> None:
+    scene = replace(o.observe(pod), **part)
+    first, again = play(scene, scene)
+    assert [event.reason for event in first.events if event.type == "Warning"] == reasons
+    assert not [event for event in again.events if event.type == "Warning"]
+
+
+def test_a_route_that_nobody_accepts_is_a_warning_when_the_engine_serves() -> None:
+    reports = play(*(replace(o.observe(pod), exposure=NOT_ACCEPTED) for pod in (o.starting_pod(), o.ready_pod(), o.ready_pod())))
+    assert [[event.reason for event in it.events if event.type == "Warning"] for it in reports] == [[], ["RouteNotAccepted"], []]
 
 
 def play(*scenes: Observation) -> list[Report]:
