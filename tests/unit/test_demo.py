@@ -40,7 +40,7 @@ def starting(stage: str, completed: int, total: int) -> dict[str, Any]:
 
 COMPILING = {
     "plan": {
-        "architecture": "sm_90",
+        "gpu": "NVIDIA-H200",
         "image": "vllm/vllm-openai:v0.20.1",
         "message": "Planned for NVIDIA H200 (sm_90), 1 GPU per replica. Backends: MoE DEEPGEMM.",
     },
@@ -151,7 +151,7 @@ def shown(history: History) -> str:
 def test_the_screen_shows_progress_and_why_it_does_not_serve_yet() -> None:
     history = History("deepseek")
     history.update(deployment(COMPILING), 1.0)
-    for words in ("deepseek", "sm_90", "KernelWarmup", "1436/1735", "DeepGEMM warm-up 1436/1735, about 2 min left."):
+    for words in ("deepseek", "NVIDIA-H200", "KernelWarmup", "1436/1735", "DeepGEMM warm-up 1436/1735, about 2 min left."):
         assert words in shown(history)
 
 
