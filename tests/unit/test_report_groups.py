@@ -274,3 +274,22 @@ def test_nodes_that_differ_are_told() -> None:
         "All nodes must be alike, and differ in image: vllm@sha256:aa and vllm@sha256:bb; GPU: NVIDIA-H100 with driver 550.54 and"
         in said(told, READY)
     )
+
+
+@pytest.mark.parametrize(
+    ("of_leader", "of_follower", "want"),
+    [
+        pytest.param("--tensor-parallel-size 2", "--tensor-parallel-size 1", "--tensor-parallel-size: 1 and 2", id="a value"),
+        pytest.param("--port 8000 --nnodes 2", "--nnodes 2 --headless", "", id="flags of the server and of followers"),
+        pytest.param("--data-parallel-address $(VLLM_HOST_IP)", "--data-parallel-address r1-0", "", id="the address of engines"),
+        pytest.param("--enforce-eager --nnodes 2", "--enforce-eager --nnodes 3", "--nnodes: 2 and 3", id="a flag without a value before"),
+    ],
+)
+def test_flags_that_differ_between_nodes_are_told(of_leader: str, of_follower: str, want: str) -> None:
+    leader, follower = o.starting_pod(LEADER), o.ready_pod(FOLLOWER)
+    for pod, flags in ((leader, of_leader), (follower, of_follower)):
+        pod["spec"]["containers"] = [{"name": "vllm", "args": flags.split()}]
+    told = said(report(group(leader, follower, states={(LEADER, 0): WAITS})), READY)
+
+    assert ("differ in" in told) == bool(want)
+    assert want in told

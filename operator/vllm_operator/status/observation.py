@@ -16,10 +16,11 @@ through the API server (`pods/proxy`) would allow requests to every Pod.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from functools import cached_property
+from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
@@ -39,6 +40,7 @@ from vllm_operator.logs.ranks import LOST, GroupDiagnosis, Rank, Standing, diagn
 from vllm_operator.logs.state import CacheEvidence, Crash, Stage, StartupState, UnreadLog
 from vllm_operator.logs.termination import SAYS_NOTHING
 from vllm_operator.planning.outcome import Outcome
+from vllm_operator.planning.placement.groups import ENGINES_FLAG
 from vllm_operator.pods.owner import place_of
 from vllm_operator.pods.view import EventLog, Phase, PodView, refine, told_to_stop_at
 from vllm_operator.status.knowledge import Knowledge, Messages, explain_end
@@ -340,10 +342,15 @@ def _represent(observed: Observation, leader: PodView) -> PodFacts:
     return replace(chosen, group=GroupFacts(by_rank, size, worst, found, _differences(observed, by_rank)))
 
 
-def _differences(observed: Observation, members: Iterable[PodFacts]) -> tuple[str, ...]:
-    """Return in which images, GPUs and drivers the nodes of a replica differ. An image is as its kubelet has resolved it."""
+def _differences(observed: Observation, members: Sequence[PodFacts]) -> tuple[str, ...]:
+    """Return in which images (as kubelets resolved them), GPUs, drivers and flags the nodes of a replica differ."""
     engines = [reading.named(it.manifest, CONTAINER, "status", "containerStatuses", key="name") for it in members]
     found = {"image": {reading.text(engine, "imageID") for engine in engines}, "GPU": {observed.gpus.get(it.node, "") for it in members}}
+    for member in members:
+        words = reading.sequence(reading.named(member.manifest, CONTAINER, "spec", "containers", key="name").get("args"))
+        for flag, value in pairwise(map(str, words)):
+            if flag.startswith("--") and not value.startswith("--") and flag != ENGINES_FLAG:
+                found.setdefault(flag, set()).add(value)
     return tuple(f"{what}: {' and '.join(sorted(values - {''}))}" for what, values in found.items() if len(values - {""}) > 1)
 
 
