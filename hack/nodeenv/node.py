@@ -184,7 +184,7 @@ class Node:
             "set -e",
             *binds,
             "mount --make-rshared /",
-            f"ip address add {self._address}/29 dev eth0",
+            f"ip address replace {self._address}/29 dev eth0",
         ]
         if self._beside is None:
             steps += ["ip link set lo up", "ip link set eth0 up", f"ip route add default via {MACHINE_ADDRESS}"]
