@@ -18,15 +18,12 @@ NOT_TOLD = {
     "serving/mm-hash-after-sleep.log",  # the request failed, not the engine
     "serving/mm-hash-not-cached.log",  # likewise
 }
-NOTES = REPORTS.parent / "field", REPORTS.parent / "later"
+NOTES = [REPORTS.parent / name for name in ("field", "later", "recent")]
 TOLD_OTHERWISE = {
     "arm-64k-pages-xid-31.log": Verdict.PARTLY,  # the illegal access, not the Xid before it
     "powershell-quotes.log": Verdict.PARTLY,  # only the remedy speaks of quotation marks
     "ple-warmup-illegal-access.log": Verdict.PARTLY,  # only the remedy names the variable
     "compile-fake-tensors.log": Verdict.PARTLY,  # the sizes are in the next line
-    "gb10-cuda-unknown-error.log": Verdict.WRONG,  # the cause names the driver, the GPU and the container
-    "gb10-driver-no-memory.log": Verdict.WRONG,  # the driver said it before the start went on
-    "mamba-backend-name.log": Verdict.WRONG,  # a refused value of a flag; the label knows another name
     "plugin-block-size-m.log": Verdict.PARTLY,  # a package that nothing is known about
 }
 LABELS = read_labels(REPORTS, before=SPLIT)

@@ -14,8 +14,11 @@ INNER = {"TorchCompile", "MemoryProfiling", "KernelWarmup", "Autotune", "FlashIn
 """Stages between the end of the weights and the line that says how long the engine took."""
 SECONDS_SLACK = 2  # times of lines are whole seconds
 
-LOGS = sorted(log for folder in ("h200", "induced", "reported") for log in (CORPUS / folder).glob("*.log"))
-TOTALS = {log: float(found[1]) for log in LOGS if (found := TOTAL.search(log.read_text("utf-8", "replace")))}
+LOGS = sorted(CORPUS.rglob("*.log"))
+CAPTURED = re.compile(r"Graph capturing finished in (\d+) secs")
+TEXTS = {log: log.read_text("utf-8", "replace") for log in LOGS}
+TOTALS = {log: float(found[1]) for log in LOGS if (found := TOTAL.search(TEXTS[log]))}
+GRAPHS = {log: int(found[0]) for log in TOTALS if len(found := CAPTURED.findall(TEXTS[log])) == 1}
 
 
 @pytest.mark.parametrize("log", TOTALS, ids=lambda log: log.stem)
@@ -23,6 +26,13 @@ def test_the_stages_of_an_engine_take_as_long_as_it_says(log: Path) -> None:
     stages = as_json(read_pasted(log.read_bytes()).final_state)["stages"]
     total = sum(stage["seconds"] or 0 for stage in stages if stage["stage"] in INNER)
     assert total == pytest.approx(TOTALS[log], rel=0.1, abs=SECONDS_SLACK)
+
+
+@pytest.mark.parametrize("log", GRAPHS, ids=lambda log: log.stem)
+def test_the_capture_of_graphs_takes_as_long_as_the_engine_says(log: Path) -> None:
+    seconds = {stage["stage"]: stage["seconds"] for stage in as_json(read_pasted(log.read_bytes()).final_state)["stages"]}
+    # Up to 5 s of kernels that are prepared afterwards count as a part of it.
+    assert seconds["CUDAGraphCapture"] == pytest.approx(GRAPHS[log], rel=0.1, abs=5 + SECONDS_SLACK)
 
 
 def test_kernels_that_are_prepared_in_silence_after_a_brief_autotuner_are_a_stage() -> None:

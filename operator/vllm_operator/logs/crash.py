@@ -175,7 +175,7 @@ def _to_crash(evidence: Evidence, facts: Mapping[str, str], recognizer: Recogniz
     because = f" ({present(evidence.because, LINE_LIMIT // 2)})" if evidence.because else ""
     place = f"{code}{', in ' if where else ''}{where}"
     told = _without_input(line)
-    shown = f"{cause}: {told.rstrip('.') if place else told}{place}{because}"
+    shown = f"{cause}: {told.rstrip('.:') if place else told}{place}{because}"
     return Crash(UNKNOWN, shown, remedy, None, line, line_number=evidence.number, excerpt=excerpt, family=family, time=evidence.time)
 
 
@@ -277,10 +277,11 @@ class _Findings:
     def _just_before(self) -> Evidence | None:
         # Another process may log for a moment, so that the engine seems to have survived an error right before the failure.
         end = self.failed_records if self.failed else self.records
-        errors = (each for each in self.survived.values() if each.is_error and not each.is_doubtful)
+        errors = [each for each in self.survived.values() if each.is_error and end - each.records <= _RECORDS_AFTER]
         unknown = self.survived_unknown
         is_recent = unknown is not None and self.failed and end - unknown.records <= _RECORDS_AFTER
-        return _best(each for each in errors if end - each.records <= _RECORDS_AFTER) or (unknown if is_recent else None)
+        sure = _best(each for each in errors if not each.is_doubtful) or (unknown if is_recent else None)
+        return sure or _best(each for each in errors if self.failed and each.weak and not each.warned)
 
     def _fallback(self) -> Evidence | None:
         echo = _best(each for each in self.evidence.values() if each.signature is not None and each.signature.is_echo)

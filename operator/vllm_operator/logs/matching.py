@@ -121,7 +121,8 @@ class Recognizer:
             failures = [each for each in found if each in self._failures]
             failure = self._failures[min(failures, key=text.find)] if failures else None
             patterns = sorted(position for each in found for position in self._anchors.get(each, ()))
-            self._latest = text, Seen(failure, not self._echoes.isdisjoint(found), tuple(patterns))
+            echoes = (each for each in self._echoes.intersection(found) if each != "SystemExit" or each in text.partition(": ")[0])
+            self._latest = text, Seen(failure, any(echoes), tuple(patterns))
         return self._latest[1]
 
     def find(self, text: str, context: Callable[[], Iterable[str]] = tuple) -> Iterator[Match]:

@@ -42,6 +42,7 @@ _PLACES = {"node": "node", "nodes": "nodes", "timeout": "timeout_seconds"}
 """Fields of `Membership` by group."""
 _BACKENDS = {"Attention": "attention", "MLADecode": "attention", "SparseAttention": "attention", "MoE": "moe"}
 _ROUNDED = timedelta(seconds=1)  # durations in lines are whole seconds
+_SILENT = timedelta(seconds=5)  # time after the capture of graphs that is a stage of its own
 _TAG = re.compile(r"\[[\w ./-]{1,60}\] ")
 
 
@@ -229,8 +230,11 @@ class StartTracker:
                 # The engine says that it is ready. Since the end of its last stage, it has prepared kernels without logging.
                 since, (latest, began) = self._clock.now(), entered[-1]
                 is_brief = latest is Stage.AUTOTUNE and began is not None and self._ended - began <= _ROUNDED
-                if is_brief and Stage.KERNEL_WARMUP not in dict(entered) and since is not None and since - self._ended > _ROUNDED:
+                silent = since - self._ended if since is not None and Stage.KERNEL_WARMUP not in dict(entered) else _ROUNDED
+                if is_brief and silent > _ROUNDED:
                     entered = (*entered[:-1], (Stage.KERNEL_WARMUP, began))
+                elif latest is Stage.CUDA_GRAPH_CAPTURE and silent > _SILENT:
+                    entered = (*entered, (Stage.KERNEL_WARMUP, self._ended))
             self._seen = replace(self._seen, stage=stage, progress=None, entered=(*entered, (stage, since)))
             self._ended = None
             self._counts = Counts()
