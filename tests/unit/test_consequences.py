@@ -71,7 +71,7 @@ def test_what_others_say_is_the_crash_if_nothing_came_before() -> None:
         (
             "/pytorch/aten/src/ATen/native/cuda/IndexKernel.cu:111: operator(): block: [0,0,0], thread: [0,0,0]"
             " Assertion `index out of bounds` failed.\n",
-            "IllegalMemoryAccess",
+            "GpuAssertionFailed",
             "index out of bounds",
         ),
         ("node-a:1:2 [0] NCCL WARN Cuda failure 'an illegal memory access was encountered'\n", "IllegalMemoryAccess", "invalid memory"),

@@ -149,7 +149,7 @@ CRASHES = [
     ("a prefix of another program", FOREIGN_PREFIX, "MaxModelLenExceedsKvCache", "lemonade-sdk/vllm-rocm#5"),
     ("memory gone in graph capture", CAPTURE_WITH_AN_UNFINISHED_BAR, "CudaOomGraphCapture", "leadawon/LAMBO"),
     ("a crash while serving", SERVING_FAILED, "FlashInferKernelInvalidArgument", "trietnguyeminh/Submission---EXACT--IJCNN"),
-    ("an assertion on the GPU while serving", ASSERT_WHILE_SERVING, "IllegalMemoryAccess", "DoanNgocCuong/fintech"),
+    ("an assertion on the GPU while serving", ASSERT_WHILE_SERVING, "GpuAssertionFailed", "DoanNgocCuong/fintech"),
     ("a worker killed by the system", WORKER_KILLED, "OOMKilled", "vllm/v1/executor/multiproc_executor.py (0.33)"),
     ("rate limited, and later out of memory", LIMITED_AND_THEN_TOO_LARGE, "CudaOutOfMemory", "constructed"),
     ("a gated model", GATED, "HfGatedRepo", "https://github.com/vllm-project/vllm/issues/9255"),

@@ -17,8 +17,8 @@ SECONDS_SLACK = 2  # times of lines are whole seconds
 LOGS = sorted(CORPUS.rglob("*.log"))
 CAPTURED = re.compile(r"Graph capturing finished in (\d+) secs")
 TEXTS = {log: log.read_text("utf-8", "replace") for log in LOGS}
-TOTALS = {log: float(found[1]) for log in LOGS if (found := TOTAL.search(TEXTS[log]))}
-GRAPHS = {log: int(found[0]) for log in TOTALS if len(found := CAPTURED.findall(TEXTS[log])) == 1}
+TOTALS = {log: float(said[1]) for log in LOGS if (said := TOTAL.search(TEXTS[log])) is not None}
+GRAPHS = {log: int(each[0]) for log in TOTALS if len(each := CAPTURED.findall(TEXTS[log])) == 1}
 
 
 @pytest.mark.parametrize("log", TOTALS, ids=lambda log: log.stem)
