@@ -115,9 +115,9 @@ def conditions_reference() -> str:
         "`kubectl describe vllm NAME` shows the conditions in this order. `Ready` is the summary: while not everything that the spec asks "
         "for is in effect, it has the reason and the problem, or names the condition that says more. `Available` tells whether requests "
         "are served. A message states the situation, then what you can do.\n",
-        "The conditions are about the generation in `status.observedGeneration`, which `kubectl wait --for=condition=TYPE` reads, so "
-        "it waits until the operator has seen a change of the spec. A condition that could not be observed since has an older "
-        "`observedGeneration` of its own. A condition that is True when something is wrong or unusual is set only then.\n",
+        "Each condition has the `observedGeneration` that it is about, so `kubectl wait --for=condition=TYPE` waits until the operator has "
+        "seen a change of the spec. A condition that is normally True is set on every object, or while the spec asks for what it is about. "
+        "A condition that is True when something is wrong or unusual is set only then.\n",
         *table("condition | normally | set | True means", ((f"`{type}`", *_polarity(type), meaning[type]) for type in conditions.ORDER)),
         "\nReasons, by condition:\n",
         *table("condition | reason | meaning", reasons),
@@ -128,10 +128,9 @@ def conditions_reference() -> str:
 
 
 def _polarity(type: str) -> tuple[str, str]:
-    if type in (*conditions.WHILE_TRUE, *conditions.WHILE_FALSE):
-        return "absent", f"while {type in conditions.WHILE_TRUE}"
-    is_asked, is_always = type in conditions.WHILE_ASKED, type in conditions.ALWAYS
-    return "True", "while the spec asks for it" if is_asked else "always" if is_always else "once it was True"
+    if type in conditions.WHILE_TRUE:
+        return "absent", "while True"
+    return "True", "always" if type in conditions.ALWAYS else "while the spec asks for it"
 
 
 def _documented(owner: Any) -> Iterator[tuple[str, str, str]]:

@@ -75,7 +75,7 @@ def _untrue(resource: Manifest, pods: Sequence[Manifest]) -> Iterator[str]:
     if (conditions[READY]["status"] == "True" or lacks_a_part) != may_be_ready:
         yield f"Ready is {conditions[READY]['status']} with {serving} of {wanted} Pods Ready"
     if is_condition(AVAILABLE, "True") != (serving > 0):
-        yield f"Available is {conditions.get(AVAILABLE, {}).get('status')} with {serving} Pods Ready"
+        yield f"Available is {conditions[AVAILABLE]['status']} with {serving} Pods Ready"
     if serving == wanted and is_condition(CRASHED, "True"):
         yield f"a crash is told although all Pods are Ready: {conditions[CRASHED]['message']}"
     for type in WHILE_TRUE:

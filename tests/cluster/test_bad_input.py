@@ -12,9 +12,10 @@ import yaml
 from support.cluster import Cluster, Manifest, Simulator, the_pod
 from support.crd import CRD, install_crd
 from support.operator_process import OperatorProcess, condition, has, llama, problem
+from support.permissions import OPTIONAL
 from support.verdicts import cache_verdict, has_cache, has_plan, plan_verdict
 from testenv import Environment
-from vllm_operator.controller.preconditions import OPTIONAL, REQUIRED
+from vllm_operator.controller.preconditions import REQUIRED
 
 pytestmark = pytest.mark.cluster
 

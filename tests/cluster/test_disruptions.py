@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from support.cluster import Cluster, Manifest, Simulator
-from support.operator_process import OperatorProcess, has, llama
+from support.operator_process import OperatorProcess, condition, has, llama
 
 pytestmark = pytest.mark.cluster
 
@@ -63,5 +63,5 @@ async def test_a_budget_of_a_user_is_the_only_one_for_its_pods(served: Cluster, 
     first, _ = await serve(served, 2)
     await served.wait_for("PodDisruptionBudget", "theirs", allows(1))
     assert await served.evict(first) == EVICTED
-    assert "Protected" not in {each["type"] for each in (await served.get("VLLMDeployment", "llama"))["status"]["conditions"]}
+    assert condition(await served.get("VLLMDeployment", "llama"), "Protected")["status"] == "True"
     assert [it["metadata"]["uid"] for it in await served.list_all("PodDisruptionBudget")] == [theirs["metadata"]["uid"]]

@@ -17,6 +17,7 @@ import generate_crds
 from support import helm
 from support.chart_ways import WAYS, Way
 from support.own_knowledge import EXPERTS_RULE, LICENCE_SIGNATURE
+from support.permissions import ALL_NAMESPACES, GATEWAY, KEDA, OPTIONAL
 from testenv.binaries import find_binary
 from vllm_operator import __version__
 from vllm_operator.api.conditions import ORDER
@@ -24,7 +25,7 @@ from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.catalog.user_entries import with_user_rules, with_user_signatures
 from vllm_operator.controller.metrics import Metrics
-from vllm_operator.controller.preconditions import ALL_NAMESPACES, GATEWAY, IF_INSTALLED, KEDA, OPTIONAL, REQUIRED
+from vllm_operator.controller.preconditions import IF_INSTALLED, REQUIRED
 from vllm_operator.controller.settings import Settings
 from vllm_operator.kube.client import LEASE
 

@@ -45,8 +45,9 @@ def test_the_stages_of_a_good_start_follow_each_other(name: str) -> None:
     state = read(name).final_state
 
     stages = [stage for stage, _ in state.entered]
+    others = [stage for stage in stages if stage is not Stage.KERNEL_WARMUP]  # engines may also prepare kernels after they captured graphs
     times = [time for _, time in state.entered if time is not None]
-    assert stages == sorted(stages, key=list(Stage).index)
+    assert others == sorted(others, key=list(Stage).index)
     assert times == sorted(times)
     assert {Stage.CONFIGURATION, Stage.WEIGHT_LOAD, Stage.SERVER_START} <= set(stages)
     assert state.engine_version == LABELS[name].get("version", "0.20.1")

@@ -581,7 +581,7 @@ def untrue_plan(resource: Manifest, live: Manifest | None) -> Iterator[str]:
     if live is None or not is_begun(resource, live):
         return
     summary = resource["status"]["plan"]
-    title = known_gpus().title(product_of(live), summary.get("architecture"))
+    title = known_gpus().title(product_of(live), None).removesuffix(" of unknown architecture")
     reason = reading.text(reading.named(resource, "Ready", "status", "conditions"), "reason")
     if title not in plan_verdict(resource).message and reason not in REFUSALS:
         yield f"the plan does not name {title}, for which the Deployment is"

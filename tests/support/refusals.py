@@ -23,6 +23,10 @@ def args(*names: str) -> dict[str, Any]:
     return {"engine": {"args": [{"name": name} for name in names]}}
 
 
+def words(*words: str) -> dict[str, Any]:
+    return {"engine": {"extraArgs": list(words)}}
+
+
 def mig(**fields: Any) -> dict[str, Any]:
     return {"mig": fields}
 
@@ -67,6 +71,11 @@ REFUSALS = (
     Refusal("expert parallelism as a flag", args("--enable-expert-parallel"), ("use parallelism.expert",)),
     Refusal("one value and several", {"engine": {"args": [{"name": "a", "value": "1", "values": ["2"]}]}}, ("either value or values",)),
     Refusal("a flag of no values", {"engine": {"args": [{"name": "a", "values": []}]}}, ("at least 1 items",)),
+    Refusal("the port as a word", words("--seed", "7", "--port=80"), ("use service.port", "extraArgs")),
+    Refusal("tensor parallelism as a word", words("--tensor_parallel_size", "2"), ("use parallelism.tensor",)),
+    Refusal("tensor parallelism as a short word", words("-tp", "2"), ("use parallelism.tensor",)),
+    Refusal("two words in one", words("--seed 7"), ("write each word by itself",)),
+    Refusal("a word that is no flag first", words("a/b", "--seed"), ("the first word must be a flag",)),
     Refusal("a variable with its value in the name", {"engine": {"env": [{"name": "HF_HOME=/x"}]}}, ("the value into the field value",)),
     Refusal(
         "a variable with a value and a source",

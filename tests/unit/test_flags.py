@@ -1,4 +1,4 @@
-"""Flags with several values, abbreviations of flags, and flags that a version does not have."""
+"""Flags as words of a command line, with several values, abbreviated, and flags that a version does not have."""
 
 from typing import Any
 
@@ -7,8 +7,11 @@ import pytest
 from support.gpus import real_node
 from support.plans import deployment, made, refusal
 from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.spec import EngineSpec
+from vllm_operator.api.status import RemedyChange
 from vllm_operator.catalog.versions import load_versions
 from vllm_operator.rendering.pod import render_pod_template
+from vllm_operator.status.remedies import patch_operations
 
 
 def command_of(resource: VLLMDeployment) -> list[str]:
@@ -24,6 +27,66 @@ def with_flags(*args: dict[str, Any]) -> VLLMDeployment:
 def test_flags_of_the_user_reach_the_engine_after_those_of_the_plan() -> None:
     flags = {"name": "seed", "value": "7"}, {"name": "enforce-eager"}
     assert command_of(with_flags(*flags))[-3:] == ["--seed", "7", "--enforce-eager"]
+
+
+def with_words(*words: str, **engine: Any) -> VLLMDeployment:
+    return deployment(engine={"version": "0.20.1", "extraArgs": list(words), **engine})
+
+
+@pytest.mark.parametrize(
+    ("words", "want"),
+    [
+        (["--seed", "7"], [("--seed", "7", None)]),
+        (["--seed=7"], [("--seed", "7", None)]),
+        (["--seed", "-1"], [("--seed", "-1", None)]),
+        (["--seed=7", "--seed=8"], [("--seed", "8", None)]),
+        (["--enforce-eager", "--seed", "7"], [("--enforce-eager", None, None), ("--seed", "7", None)]),
+        (["--cudagraph-capture-sizes", "1", "2", "4"], [("--cudagraph-capture-sizes", None, ["1", "2", "4"])]),
+        (["--compilation-config", '{"mode": 3}'], [("--compilation-config", '{"mode": 3}', None)]),
+        (["--compilation-config.mode=3"], [("--compilation-config.mode", "3", None)]),
+        (["--chat-template", ""], [("--chat-template", "", None)]),
+        (["-q", "fp8"], [("-q", "fp8", None)]),
+        (["serve", "a/b", "--seed", "7"], [("--seed", "7", None)]),
+        ([], []),
+    ],
+    ids=lambda value: " ".join(value) if value and isinstance(value[0], str) else "",
+)
+def test_words_are_read_as_argparse_reads_them(words: list[str], want: list[tuple[str, str | None, list[str] | None]]) -> None:
+    arguments = EngineSpec.model_construct(extra_args=words).flags
+    assert [(argument.name, argument.value, argument.values) for argument in arguments] == want
+
+
+def test_words_reach_the_engine_and_entries_override_them() -> None:
+    words = with_words("--seed", "7", "--max_num_seqs=8", "--enforce-eager", args=[{"name": "max-num-seqs", "value": "64"}])
+    assert command_of(words)[-5:] == ["--seed", "7", "--enforce-eager", "--max-num-seqs", "64"]
+
+
+def test_words_override_the_plan_as_entries_do() -> None:
+    entries = deployment(engine={"version": "0.20.1", "args": [{"name": "shutdown-timeout", "value": "300"}]})
+    words = with_words("--shutdown-timeout", "300")
+    assert command_of(words) == command_of(entries)
+    assert render_pod_template(words, made(words, real_node("h200")))["spec"]["terminationGracePeriodSeconds"] == 320
+
+
+def test_a_word_that_the_version_does_not_know_is_refused() -> None:
+    reason, message = refusal(with_words("--max-model-length", "8192"), real_node("h200"))
+    assert reason == "Unsupported"
+    assert "Did you mean --max-model-len?" in message
+
+
+def test_a_remedy_takes_flags_out_of_the_words_and_sets_them_as_entries() -> None:
+    resource = with_words("--seed", "7", "--max-model-len=32768", "--enforce-eager")
+    changes = [
+        RemedyChange(kind="Argument", action="Remove", name="--seed"),
+        RemedyChange(kind="Argument", action="Set", name="--max-model-len", value="8192"),
+    ]
+    path = "/spec/engine/extraArgs"
+    assert patch_operations(resource, changes) == [
+        {"op": "test", "path": path, "value": ["--seed", "7", "--max-model-len=32768", "--enforce-eager"]},
+        {"op": "replace", "path": path, "value": ["--enforce-eager"]},
+        {"op": "test", "path": "/spec/engine/args", "value": None},
+        {"op": "add", "path": "/spec/engine/args", "value": [{"name": "--max-model-len", "value": "8192"}]},
+    ]
 
 
 def test_several_values_follow_their_flag() -> None:

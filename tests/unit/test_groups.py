@@ -102,7 +102,7 @@ def test_sizes(spec: dict[str, Any], want: tuple[str, int, int] | str) -> None:
             "refuses --data-parallel-backend ray",
             id="Ray",
         ),
-        pytest.param(deployment(accelerator={"count": 16}), 2, "or set spec.parallelism.nodes to 2", id="more GPUs than a node has"),
+        pytest.param(deployment(accelerator={"count": 16}), 2, "Set spec.parallelism.nodes to 2", id="more GPUs than a node has"),
     ],
 )
 def test_when_a_replica_gets_several_nodes(resource: VLLMDeployment, nodes: int, want: tuple[int, int | None] | str) -> None:

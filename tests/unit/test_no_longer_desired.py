@@ -9,9 +9,9 @@ import pytest
 from support.fleet import Fleet
 from support.gpus import device, real_node, resource_slice
 from support.operators import KEY, Bench, llama
+from support.permissions import GATEWAY as GATEWAY_PERMISSIONS
+from support.permissions import KEDA, OPTIONAL
 from vllm_operator.controller.optional_objects import INTEGRATIONS, METRICS_API
-from vllm_operator.controller.preconditions import GATEWAY as GATEWAY_PERMISSIONS
-from vllm_operator.controller.preconditions import KEDA, OPTIONAL
 from vllm_operator.kube.client import (
     AUTOSCALER,
     CLAIM_TEMPLATE,

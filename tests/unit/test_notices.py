@@ -146,7 +146,7 @@ def test_advice_about_ram_is_for_the_stage_in_which_it_ran_out(stage: str, says:
     [
         (
             "ValueError: vLLM CUTLASS FP8 MoE backend is disabled for this configuration.",
-            "triton, which runs on every GPU that supports this type, marlin",
+            "triton, which runs on every GPU that supports this type, or marlin",
         ),
         ("ValueError: NVFP4 MoE backend TRITON does not support the deployment configuration.", "flashinfer_cutlass or flashinfer_trtllm"),
         (

@@ -56,7 +56,7 @@ CASES: dict[str, tuple[str, str, str]] = {
     "memory-query": ("GpuMemoryInUse", "wait and retry", "--max-num-seqs"),
     "moe-refused-cutlass": ("MoeBackendUnsupported", "request marlin, or on Blackwell flashinfer_trtllm", "or flashinfer_cutlass"),
     "moe-refused-marlin": ("MoeBackendUnsupported", "triton or flashinfer_cutlass", "request marlin"),
-    "moe-refused-triton": ("MoeBackendUnsupported", "remove --moe-backend", "request triton"),
+    "moe-refused-triton": ("MoeBackendUnsupported", "Remove --moe-backend", "request triton"),
     "mtp-reduction-dim": ("Unknown", "Speculative decoding failed", "The code of the model"),
     "nixl-handshake": ("NixlTransferFailed", "--tensor-parallel-size", "lacks NIXL"),
     "nixl-metadata-segfault": ("NixlTransferFailed", "restart this one too", "PYTHONFAULTHANDLER"),

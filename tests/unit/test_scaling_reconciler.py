@@ -69,7 +69,7 @@ async def test_a_refused_budget_is_applied_again_soon(bench: Bench) -> None:
     assert bench.condition("Protected").reason == "ApplyFailed"
     bench.cluster.heal()
     assert (await bench.settle()).requeue_seconds is None
-    assert bench.message("Protected") == ""
+    assert bench.condition("Protected").reason == "InEffect"
 
 
 async def test_several_replicas_are_evicted_one_by_one(bench: Bench) -> None:
@@ -136,7 +136,7 @@ async def test_a_budget_of_a_user_for_the_same_pods_replaces_ours(bench: Bench) 
     await bench.settle()
     assert budgets(bench) == ["theirs"]
     assert bench.cluster.all(DISRUPTION_BUDGET) == [theirs]
-    assert bench.message("Protected") == ""
+    assert bench.condition("Protected").status == "True"
     bench.cluster.remove(DISRUPTION_BUDGET, "default", "theirs")
     bench.pass_time(BUDGET_SECONDS)
     await bench.settle()

@@ -115,7 +115,7 @@ async def test_the_last_renewal_is_the_one_of_the_operators_leases() -> None:
         ("False 04:50", "False 04:58", 0, False, "DOWN since 2026-11-23 04:58:00 UTC (2 min ago)"),
         ("False 04:59", "False 04:00", 0, False, "DOWN since 2026-11-23 04:59:00 UTC (1 min ago)"),
         ("False 04:59", "False 04:59", 0, True, "NOT SERVING YET"),
-        ("Unknown 04:59", "Unknown 04:59", 0, True, ""),
+        ("False 04:59", "Unknown 04:59", 0, True, ""),
     ],
     ids=["all serve", "some serve", "a change is held", "degraded, then down", "down after scaled to zero", "first start", "unknown"],
 )

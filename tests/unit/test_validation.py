@@ -12,7 +12,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from support.refusals import REFUSALS, Refusal, args, manifest
+from support.refusals import REFUSALS, Refusal, args, manifest, words
 from vllm_operator.api.crd import custom_resource_definition
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.planning.validation import is_about_change, violations
@@ -41,7 +41,7 @@ def test_every_rule_of_the_crd_refuses_a_spec_of_the_table() -> None:
     messages = {rule["message"] for rule in rules if not rule["rule"].startswith("self.matches(r'")}  # a pattern
     owned_flags = (message.partition(" allowed in")[0] for message in messages if " allowed in" in message)
     flags = {flag for listed in owned_flags for flag in re.findall(r"--?[a-z-]+", listed)}
-    owned = [args(flag.lstrip("-")) for flag in flags]
+    owned = [each for flag in flags for each in (args(flag.lstrip("-")), words(flag))]
     specs = [*owned, *(refusal.spec for refusal in WITHOUT_PAST)]
     found = {line for spec in specs for line in violations(manifest("demo", spec, {}))}
     found |= set(violations(manifest("Demo", {}, {})))

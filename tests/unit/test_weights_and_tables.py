@@ -129,7 +129,7 @@ def test_some_models_have_buffers_for_the_tokens_of_a_step(name: str, expected: 
         ("acme/DeepSeek-V4-Flash-0801", "deepseek-ai/DeepSeek-V4-Flash"),
         ("nvidia/DeepSeek-V4-Flash-NVFP4", "nvidia/DeepSeek-V4-Flash-NVFP4"),
         ("acme/DeepSeek-V4-Flash-NVFP4-0801", "nvidia/DeepSeek-V4-Flash-NVFP4"),
-        ("acme/DeepSeek-V3.1", "nvidia/DeepSeek-V3.1-NVFP4"),
+        ("acme/DeepSeek-V3.1", "deepseek-ai/DeepSeek-V3"),
     ],
 )
 def test_a_model_has_its_own_entry_before_that_of_another_format(name: str, entry: str) -> None:

@@ -3,9 +3,9 @@
 `Ready` is the summary: while it is not True, it has the reason of the problem and all of its message, or names the condition that says
 more. `Available` tells whether requests are served.
 
-A condition whose normal status is True is set always, or from its first time on, or as long as the spec asks for what it is about, so that
-`kubectl wait` works. A condition that is True when something is wrong or unusual is set only then.
-`status.observedGeneration` is the generation of them all; a condition that could not be observed again has the older one of its own.
+A condition whose normal status is True is always set, or as long as the spec asks for what it is about, so that `kubectl wait` works and
+absence means that the operator has not seen the object yet. A condition that is True when something is wrong or unusual is set only then.
+Each has the generation that it was observed for.
 
 kstatus, which Flux and other tools use, reads `Ready`, `Stalled` and `status.observedGeneration`
 (https://github.com/kubernetes-sigs/cli-utils/tree/master/pkg/kstatus).
@@ -22,7 +22,7 @@ READY = "Ready"
 """Everything that the spec asks for is in effect: all replicas serve the current spec, and so do gateway, autoscaler, NetworkPolicy,
 PodDisruptionBudget and published caches, if the spec asks for them."""
 AVAILABLE = "Available"
-"""At least one replica serves requests, possibly with the previous spec. Set from the first time on that one does."""
+"""At least one replica serves requests, possibly with the previous spec."""
 CRASHED = "Crashed"
 """A Pod crashed, and no later start of it has succeeded yet. The message has the cause and what to do."""
 HUNG = "Hung"
@@ -38,22 +38,18 @@ EXPOSED = "Exposed"
 AUTOSCALED = "Autoscaled"
 """The autoscaler is in effect. Set while `spec.autoscaling` asks for one."""
 PROTECTED = "Protected"
-"""A PodDisruptionBudget is in effect. Set only while it is not although there may be several replicas: evictions may then end several at
-the same time."""
+"""A PodDisruptionBudget is in effect. False: evictions may end several replicas at the same time. Set while there may be several
+replicas."""
 CACHE_PUBLISHED = "CachePublished"
 """The caches are in the registry. Set while `spec.cache.artifact.publish` is WhenPrimed."""
 
-ALWAYS = (READY,)
-"""Normal-true condition that is set on every object that the operator has seen."""
+ALWAYS = (READY, AVAILABLE)
+"""Normal-true conditions that are set on every object that the operator has seen."""
 WHILE_TRUE = (CRASHED, HUNG, STALLED, PLAN_DRIFTED, ROLLED_BACK)
 """Abnormal-true conditions: set only while they are True."""
-WHILE_ASKED = (EXPOSED, AUTOSCALED, CACHE_PUBLISHED)
+WHILE_ASKED = (EXPOSED, AUTOSCALED, PROTECTED, CACHE_PUBLISHED)
 """Normal-true conditions that are set while the spec asks for what they are about."""
-WHILE_FALSE = (PROTECTED,)
-"""Normal-true condition that nobody asks for: set only while it is False."""
-PARTS = (EXPOSED, AUTOSCALED, PROTECTED, CACHE_PUBLISHED)
-"""Conditions of what the spec asks for besides replicas, most important first."""
-ORDER = (*ALWAYS, AVAILABLE, *WHILE_TRUE, *WHILE_ASKED, *WHILE_FALSE)
+ORDER = (*ALWAYS, *WHILE_TRUE, *WHILE_ASKED)
 """Order in which conditions are shown."""
 NOT_REPORTED_REASONS = "Not reported"
 """Group of the reasons that no condition has."""
@@ -291,7 +287,7 @@ class Verdict:
 VALID_SPEC = Verdict(TRUE, Reason.VALID, "The spec is valid.")
 
 
-def set_conditions(previous: Sequence[Condition], verdicts: Mapping[str, Verdict], *, now: str) -> list[Condition]:
+def set_conditions(previous: Sequence[Condition], verdicts: Mapping[str, Verdict], *, generation: int, now: str) -> list[Condition]:
     """Return the conditions for verdicts by type, in order. A condition without a verdict is removed.
 
     `last_transition_time` changes only with the status. `now` is an RFC 3339 timestamp in seconds.
@@ -301,6 +297,7 @@ def set_conditions(previous: Sequence[Condition], verdicts: Mapping[str, Verdict
         Condition(
             type=type,
             status=verdict.status,
+            observed_generation=generation,
             last_transition_time=(before[type].last_transition_time if type in before and before[type].status == verdict.status else None)
             or now,
             reason=verdict.reason,

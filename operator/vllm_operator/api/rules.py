@@ -11,13 +11,20 @@ DEFAULT_CACHE_SIZE = "20Gi"
 """Default size of the PersistentVolumeClaim of the caches."""
 
 
+_LISTS_OF_FLAGS = {
+    "arguments": ("args", "a.name.find('[A-Za-z].*')", ("",)),
+    "words": ("extraArgs", "a.find('^--?[A-Za-z][A-Za-z0-9._-]*')", ("--", "-")),
+}
+"""Groups of rules that refuse flags with a field: the list, CEL for the flag in an entry, and what may precede its name."""
+
+
 def find_rules(*groups: str) -> list[dict[str, str]]:
     """Return the rules of groups of `rules.yaml`: `rule` and `message`, and optionally `fieldPath`."""
     parts = {"{own_claims}": _read()["own_claims"], "{default_cache_size}": DEFAULT_CACHE_SIZE}
     found: list[dict[str, str]] = []
     for group in groups:
         found += [{field: _fill_in(text, parts) for field, text in sorted(rule.items())} for rule in _read()["rules"][group]]
-        found += _about_owned_flags() if group == "arguments" else ()
+        found += _about_owned_flags(*_LISTS_OF_FLAGS[group]) if group in _LISTS_OF_FLAGS else ()
     return found
 
 
@@ -32,13 +39,13 @@ def owned_flags() -> Mapping[str, str]:
     return {f"--{name}": owned["instead"] for owned in _read()["owned-flags"] for name in owned["names"]}
 
 
-def _about_owned_flags() -> Iterator[dict[str, str]]:
+def _about_owned_flags(field: str, flag: str, dashes: tuple[str, ...]) -> Iterator[dict[str, str]]:
     for owned in _read()["owned-flags"]:
         names, instead = owned["names"], owned["instead"]
-        listed = ", ".join(f"'{name}'" for name in names)
+        listed = ", ".join(f"'{each}{name}'" for name in names for each in dashes)
         flags = " and ".join(f"--{name}" if len(name) > 2 else f"-{name}" for name in names)
-        message = f"{flags} {'is' if len(names) == 1 else 'are'} not allowed in args; {instead}"
-        yield {"message": message, "rule": f"self.all(a, !(a.name.find('[A-Za-z].*').replace('_', '-') in [{listed}]))"}
+        message = f"{flags} {'is' if len(names) == 1 else 'are'} not allowed in {field}; {instead}"
+        yield {"message": message, "rule": f"self.all(a, !({flag}.replace('_', '-') in [{listed}]))"}
 
 
 @cache

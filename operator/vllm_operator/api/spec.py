@@ -4,7 +4,8 @@
 one the cost of a CEL rule is unbounded and the API server refuses the CRD.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -232,6 +233,31 @@ class EnvironmentVariable(Model):
     )
 
 
+def split_words(words: Iterable[str]) -> dict[str, list[str]]:
+    """Return the words of a command line by flag, without dashes. As for argparse, the last one counts, and negative numbers are values."""
+    found: dict[str, list[str]] = {}
+    flag = ""
+    for word in words:
+        if re.match("--?[A-Za-z]", word):
+            flag = _plain(word.partition("=")[0])
+            found[flag] = [word]
+        elif flag:
+            found[flag].append(word)
+    return found
+
+
+def _plain(flag: str) -> str:
+    return flag.lstrip("-").replace("_", "-")
+
+
+def _argument(words: Sequence[str]) -> EngineArgument:
+    """Return a flag with its values. Not validated: `extraArgs` allows words that `args` does not."""
+    name, equals, value = words[0].partition("=")
+    values = [*([value] if equals else []), *words[1:]]
+    one = values[0] if len(values) == 1 else None
+    return EngineArgument.model_construct(name=name, value=one, values=values if len(values) > 1 else None)
+
+
 class EngineSpec(Model):
     """The vLLM server to run."""
 
@@ -243,9 +269,21 @@ class EngineSpec(Model):
     args: list[EngineArgument] | None = optional(
         "Flags for `vllm serve`. They override the operator's choices.", list_map("name"), checked_by("arguments"), max_length=128
     )
+    extra_args: Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=64)] | None = optional(
+        'The same as words of a command line: `["--seed", "7"]`. A flag in `args` overrides the same one here.',
+        LIST_ATOMIC,
+        checked_by("words"),
+    )
     env: list[EnvironmentVariable] | None = optional(
         "Environment variables of the engine container. They override the operator's choices.", list_map("name"), max_length=256
     )
+
+    @property
+    def flags(self) -> list[EngineArgument]:
+        """All flags: those in `extra_args`, then those in `args`, which override them."""
+        own = {_plain(each.name) for each in self.args or ()}
+        words = split_words(self.extra_args or ())
+        return [*(_argument(words[name]) for name in words if name not in own), *(self.args or ())]
 
 
 class MigSpec(Model):
@@ -411,7 +449,7 @@ class PresetEngineSpec(Model):
     version: EngineVersion | None = optional("vLLM version in the image.")
     distribution: Distribution | None = optional("Build of vLLM in the image.")
     args: Annotated[list[EngineArgument], Field(max_length=64)] | None = optional(
-        "Flags for `vllm serve`. A flag that the object sets is not taken.",
+        "Flags for `vllm serve`. A flag that the object sets, in `args` or `extraArgs`, is not taken.",
         list_map("name"),
         checked_by("arguments"),
     )

@@ -36,9 +36,7 @@ class Condition(Model):
 
     type: str = Field(max_length=316, description="Type of the condition in CamelCase.")
     status: ConditionStatus = Field(description="True, False or Unknown.")
-    observed_generation: int | None = optional(
-        "Generation of the spec that the condition was observed for. Absent if it is the one of the status.", ge=0
-    )
+    observed_generation: int | None = optional("Generation of the spec that the condition was observed for.", ge=0)
     last_transition_time: Timestamp | None = optional("Time of the last change of `status`.", {"format": "date-time"})
     reason: str = Field(
         min_length=1,
@@ -228,7 +226,7 @@ class VLLMDeploymentStatus(Model):
     replicas: int | None = optional("Number of existing Pods.", ge=0)
     ready_replicas: int | None = optional("Number of ready Pods.", ge=0)
     selector: str | None = optional("Label selector of the Pods, for the scale subresource.", max_length=1024)
-    conditions: list[Condition] = repeated("Conditions, Ready first. Ready is always set.", list_map("type"), max_length=16)
+    conditions: list[Condition] = repeated("Conditions, Ready first. Ready and Available are always set.", list_map("type"), max_length=16)
     url: str | None = optional(
         "URL of the engine for clients in the cluster. It is set when the first replica serves, and stays.", max_length=1024
     )

@@ -126,7 +126,7 @@ def with_commit(plan: Plan, resource: VLLMDeployment, commit: str) -> Plan:
     args = [argument for argument in plan.args if argument.name != "--revision"]
     args.append(PlannedArgument(name="--revision", value=commit, reason="The commit that was fetched (spec.weights.prefetch)."))
     engine = resource.spec.engine
-    given = {each.name.lstrip("-").replace("_", "-") for each in (engine.args if engine else None) or ()}
+    given = {each.name.lstrip("-").replace("_", "-") for each in (engine.flags if engine else ())}
     if any(flag.removeprefix("--") in given or any(a.name == flag for a in args) for flag in OTHER_REPOSITORIES):
         return plan.model_copy(update={"args": args})
     if not any(argument.name == "--served-model-name" for argument in args):

@@ -14,11 +14,11 @@ from typing import Any
 from vllm_operator.api.conditions import (
     AVAILABLE,
     CRASHED,
-    PARTS,
     PLAN_DRIFTED,
     READY,
     REFUSALS,
     STALLED,
+    WHILE_ASKED,
 )
 from vllm_operator.api.labels import KIND, UNUSED_ANNOTATION
 from vllm_operator.api.reading import Manifest, integer, mapping, moment, named, objects, text
@@ -195,7 +195,7 @@ class _StatusPage:
         self._add_caches()
         if not is_crashed and (signature := text(self.last, "signature")):
             self._add("Last crash", f"{signature}{self._since_crash()}. {text(self.last, 'cause')}".rstrip(), Style.DIM)
-        for part in PARTS:
+        for part in WHILE_ASKED:
             if named(self.status, part, "conditions").get("status") == "False" and (said := self._message(part)) != state:
                 self._add("Also", said, Style.YELLOW)
         self._add_events(events)
@@ -320,7 +320,7 @@ def service_of(resource: Manifest, now: datetime) -> str:
     (ready, wanted), status = _ready(resource), mapping(resource, "status")
     judged = [named(status, condition, "conditions") for condition in (READY, AVAILABLE)]
     is_ready, is_available = (found.get("status") for found in judged)
-    if is_ready != "False" or not wanted:
+    if is_ready == "True" or is_available not in ("True", "False") or not wanted:
         return ""
     if is_available == "True":
         return f"SERVING {ready} of {wanted}" if ready < wanted else "SERVING"

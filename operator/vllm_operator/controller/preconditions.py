@@ -3,8 +3,8 @@
 The operator waits for missing preconditions, and the readiness probe reports them. They are checked again at intervals. If the kinds that
 can be watched have changed, or the CRD is gone, the operator exits, and the kubelet restarts it.
 
-The ClusterRole of the chart grants exactly the permissions that are listed here, and with `rbac.readTokens` to get Secrets. The chart has
-other Roles for the Lease and for the ConfigMaps of the administrator.
+The ClusterRole of the chart also grants permissions that only features need. They are not checked, because a request shows what is missing
+(docs/security.md). The chart has other Roles for the Lease and for the ConfigMaps of the administrator.
 """
 
 import asyncio
@@ -47,47 +47,28 @@ class Permission:
         return {name: value for name, value in attributes.items() if value or name == "group"}
 
 
-def _all(verbs: str, *kinds: Kind, effect: str = "", subresource: str = "") -> tuple[Permission, ...]:
+def permissions(verbs: str, *kinds: Kind, effect: str = "", subresource: str = "") -> tuple[Permission, ...]:
+    """Return the permissions for these verbs, separated by spaces, on these kinds."""
     return tuple(Permission(verb, kind, subresource, effect) for kind in kinds for verb in verbs.split())
 
 
 WATCHED = (kube.VLLM_DEPLOYMENT, kube.DEPLOYMENT, kube.REVISION, kube.SERVICE, kube.CLAIM, kube.POD)
 REQUIRED = (
-    *_all("get list", kube.VLLM_DEPLOYMENT, effect="nothing can be served"),
-    *_all("watch", kube.VLLM_DEPLOYMENT, effect="new objects are noticed late"),
-    *_all("patch", kube.VLLM_DEPLOYMENT, effect="no status can be written", subresource="status"),
-    *_all("get list create patch", kube.DEPLOYMENT, kube.SERVICE, kube.CLAIM, effect="no VLLMDeployment can be served"),
-    *_all("get list create", kube.REVISION, effect="replaced plans are lost, and plans whose rollout is held back are not applied"),
-    *_all("get list", kube.POD, effect="no start can be reported"),
-    *_all("watch", *WATCHED[1:], effect="changes are noticed late, at the next resync"),
-    *_all("get", kube.POD, effect="stages, progress and causes of crashes are unknown", subresource="log"),
-    *_all("create", kube.EVENT, effect="no events are written"),
-    *_all("list", kube.NODE, effect="no GPU can be chosen"),
+    *permissions("get list", kube.VLLM_DEPLOYMENT, effect="nothing can be served"),
+    *permissions("watch", kube.VLLM_DEPLOYMENT, effect="new objects are noticed late"),
+    *permissions("patch", kube.VLLM_DEPLOYMENT, effect="no status can be written", subresource="status"),
+    *permissions("get list create patch", kube.DEPLOYMENT, kube.SERVICE, kube.CLAIM, effect="no VLLMDeployment can be served"),
+    *permissions("get list create", kube.REVISION, effect="replaced plans are lost, and plans whose rollout is held back are not applied"),
+    *permissions("get list", kube.POD, effect="no start can be reported"),
+    *permissions("watch", *WATCHED[1:], effect="changes are noticed late, at the next resync"),
+    *permissions("get", kube.POD, effect="stages, progress and causes of crashes are unknown", subresource="log"),
+    *permissions("create", kube.EVENT, effect="no events are written"),
+    *permissions("list", kube.NODE, effect="no GPU can be chosen"),
 )
 """Without one of these, the operator is not ready but continues as far as possible."""
 INSTALLABLE = (kube.PRESET, kube.CLUSTER_PRESET, kube.GROUP_SET)
 """Watched kinds whose CRDs may be missing: for objects that name a preset, and for replicas on several nodes."""
-IF_INSTALLED = _all("list watch", *INSTALLABLE)
-
-OPTIONAL = (
-    # API servers that check the permission to set owners, such as those of OpenShift, demand it
-    *_all("update", kube.VLLM_DEPLOYMENT, subresource="finalizers"),
-    *_all("delete", kube.DEPLOYMENT, kube.GROUP_SET, kube.SERVICE, kube.REVISION, kube.POD),
-    *_all("get create patch", kube.GROUP_SET),
-    *_all("patch", kube.REVISION),
-    *_all("get list patch", kube.EVENT),
-    *_all("list", kube.RESOURCE_SLICE, kube.NODE_POOL),
-    *_all("get", kube.POD_METRICS),
-    *_all("get create delete", kube.JOB),
-    *_all("get list create patch delete", kube.CLAIM_TEMPLATE, kube.NETWORK_POLICY, kube.DISRUPTION_BUDGET, kube.AUTOSCALER),
-)
-"""Without one of these, a feature does not work (docs/security.md). Not checked: a request shows it."""
-ALL_NAMESPACES = _all("list", kube.RESOURCE_CLAIM)
-"""With these, a cluster-wide operator counts free devices for dynamic resource allocation. Not checked."""
-GATEWAY = _all("get list create patch delete", kube.HTTP_ROUTE, kube.INFERENCE_POOL)
-"""Needed only for the integration `gateway`. Not checked: the kinds may be missing."""
-KEDA = _all("get list create patch delete", kube.SCALED_OBJECT)
-"""Needed only for the integration `keda`. Not checked: the kind may be missing."""
+IF_INSTALLED = permissions("list watch", *INSTALLABLE)
 
 
 def watched_kinds(denied: Collection[Permission], *, installed: Collection[Kind] = ()) -> tuple[Kind, ...]:

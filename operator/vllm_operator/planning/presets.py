@@ -75,7 +75,7 @@ def _without_contradictions(own: Fields, preset: Fields) -> dict[str, Any]:
 def _engine_for(own: Fields, preset: Fields) -> dict[str, Any]:
     taken = _without(preset, *_IMAGE) if any(name in own for name in _IMAGE) else dict(preset)
     if "args" in taken:
-        given = {subject_of(argument.name) for argument in EngineSpec.model_validate(own).args or ()}
+        given = {subject_of(argument.name) for argument in EngineSpec.model_validate(own).flags}
         taken["args"] = [each for each in taken["args"] if given.isdisjoint(subjects_of(each["name"]))]
     return {name: value for name, value in taken.items() if value or name not in _ENGINE.lists}
 

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from vllm_operator.api import reading
-from vllm_operator.api.conditions import CRASHED, FALSE, HUNG, PARTS, PLAN_DRIFTED, READY, REFUSALS, Reason, find_condition
+from vllm_operator.api.conditions import CRASHED, FALSE, HUNG, PLAN_DRIFTED, READY, REFUSALS, WHILE_ASKED, Reason, find_condition
 from vllm_operator.api.events import NORMAL, WARNING, Change, EventDraft
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.status import Condition, VLLMDeploymentStatus
@@ -180,7 +180,7 @@ def _stuck(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[Even
 def _parts(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
     """Draft a warning for each part of the spec that is not in effect: when its reason changes, and again when all replicas serve."""
     serves, served = (it is not None and it.reason in ALL_STARTED for it in _both(observed, status, READY))
-    for type in PARTS:
+    for type in WHILE_ASKED:
         now, before = _both(observed, status, type)
         if now is None or now.status is not FALSE or now.reason in (_NOT_YET if serves else (*_NOT_YET, Reason.ROUTE_NOT_ACCEPTED)):
             continue

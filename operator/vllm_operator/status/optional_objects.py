@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from vllm_operator.api.conditions import FALSE, TRUE, Reason, Verdict
-from vllm_operator.rendering.exposure import render_exposure
+from vllm_operator.rendering.exposure import render_disruption_budget, render_exposure
 from vllm_operator.status.observation import ObjectProblem, Observation
 from vllm_operator.status.ready import service_url
 
@@ -53,8 +53,12 @@ def autoscaled(observed: Observation) -> Verdict | None:
 
 
 def protected(observed: Observation) -> Verdict | None:
-    """Judge Protected: the problem with the PodDisruptionBudget; None without one."""
-    return next((_judge(observed, problem) for problem in observed.scaling if problem.kind == _BUDGET), None)
+    """Judge Protected: the problem with the PodDisruptionBudget; None if there is only one replica to protect."""
+    for problem in observed.scaling:
+        if problem.kind == _BUDGET:
+            return _judge(observed, problem)
+    is_asked = render_disruption_budget(observed.resource) is not None
+    return Verdict(TRUE, Reason.IN_EFFECT, observed.messages.say("protected.in_effect", serving=observed.serving)) if is_asked else None
 
 
 def _judge(observed: Observation, problem: ObjectProblem) -> Verdict:

@@ -11,7 +11,6 @@ from typing import Any
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import (
     AUTOSCALED,
-    AVAILABLE,
     CACHE_PUBLISHED,
     CRASHED,
     EXPOSED,
@@ -21,7 +20,6 @@ from vllm_operator.api.conditions import (
     TRUE,
     Reason,
     Verdict,
-    find_condition,
 )
 from vllm_operator.api.status import AvoidedNode, CrashStatus, RemediationStatus, RollbackStatus
 from vllm_operator.pods.view import Phase
@@ -112,11 +110,9 @@ def _of_parts(observed: Observation, judged: Mapping[str, Verdict]) -> Verdict:
     return Verdict(FALSE, reason, observed.messages.say("ready.parts", wanted=observed.wanted, parts=missing))
 
 
-def available(observed: Observation) -> Verdict | None:
-    """Judge Available: whether a replica serves requests. None until the first one does."""
+def available(observed: Observation) -> Verdict:
+    """Judge Available: whether a replica serves requests."""
     say, model, url = observed.messages.say, observed.resource.spec.model, service_url(observed)
-    if not observed.serving and find_condition(observed.previous.conditions, AVAILABLE) is None:
-        return None
     if not observed.serving:
         reason = Reason.NOT_SERVING if observed.wanted else Reason.SCALED_TO_ZERO
         return Verdict(FALSE, reason, say("available.none", wanted=observed.wanted))

@@ -20,7 +20,7 @@ from packaging.specifiers import SpecifierSet
 from vllm_operator.api.labels import SHORT_NAME
 from vllm_operator.api.plan import Plan, PlannedArgument, PlannedVariable
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.spec import EngineArgument, EnvironmentVariable, VLLMDeploymentSpec
+from vllm_operator.api.spec import EngineArgument, EngineSpec, EnvironmentVariable, VLLMDeploymentSpec, split_words
 from vllm_operator.api.status import ChangeKind, CrashStatus, RemediationStatus, RemedyChange
 from vllm_operator.catalog.startup import Change, Signature
 from vllm_operator.catalog.templates import fill_in_exactly
@@ -132,7 +132,7 @@ def patch_command(resource: VLLMDeployment, changes: Iterable[RemedyChange]) -> 
 def patch_operations(resource: VLLMDeployment, changes: Iterable[RemedyChange]) -> list[Operation]:
     """Return the changes as a JSON patch (RFC 6902)."""
     engine, changes = resource.spec.engine, list(changes)
-    operations: list[Operation] = []
+    operations = _without_words(engine, changes)
     added: dict[str, list[Operation]] = {}
     for kind, field in (("Argument", "args"), ("Variable", "env")):
         entries: Sequence[EngineArgument | EnvironmentVariable] | None = getattr(engine, field, None)
@@ -154,6 +154,14 @@ def patch_operations(resource: VLLMDeployment, changes: Iterable[RemedyChange]) 
     if added and engine is None:
         return [*_create("/spec/engine", added), *operations]
     return [*operations, *(operation for field, values in added.items() for operation in _create(f"/spec/engine/{field}", values))]
+
+
+def _without_words(engine: EngineSpec | None, changes: Iterable[RemedyChange]) -> list[Operation]:
+    """Return the operations that take changed flags out of `extraArgs`. Those that are set are then in `args`."""
+    words, path = (engine.extra_args if engine is not None else None) or [], "/spec/engine/extraArgs"
+    changed = {normalize_flag(change.name) for change in changes if change.kind == "Argument"}
+    kept = [word for flag, group in split_words(words).items() if normalize_flag(flag) not in changed for word in group]
+    return [{"op": "test", "path": path, "value": words}, {"op": "replace", "path": path, "value": kept}] if kept != words else []
 
 
 def _entry(change: RemedyChange, name: str) -> Operation:

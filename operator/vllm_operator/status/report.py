@@ -89,7 +89,6 @@ def _status(
     cache_verdict = caches.cache_verdict(observed, cached, block, reaction.cache_damage)
     avoided = bad_nodes.decide_avoided(observed, crashes)
     verdicts = {
-        conditions.AVAILABLE: ready.available(observed),
         conditions.CRASHED: ready.crashed(observed, crashes, reaction.remediation, avoided),
         conditions.HUNG: ready.hung(observed),
         conditions.PLAN_DRIFTED: drifted,
@@ -102,6 +101,7 @@ def _status(
     judged = {type: verdict for type, verdict in verdicts.items() if verdict is not None}
     progress = progressing.progress(observed, block, reaction.remediation)
     judged[READY] = ready.ready(observed, crashes, judged, progress=progress, cache=cache_verdict, rollback=rollback, avoided=avoided)
+    judged[conditions.AVAILABLE] = ready.available(observed)
     if (stalled := ready.stalled(observed, judged, is_unrecoverable=reaction.is_unrecoverable)) is not None:
         judged[conditions.STALLED] = stalled
     if last_crash is not None and (crashed := judged.get(conditions.CRASHED)) is not None:
@@ -116,7 +116,7 @@ def _status(
         ready_replicas=observed.serving,
         selector=_selector(observed),
         url=optional_objects.url(observed),
-        conditions=conditions.set_conditions(previous.conditions, judged, now=now),
+        conditions=conditions.set_conditions(previous.conditions, judged, generation=generation, now=now),
         plan=summary,
         cache=caches.with_message(cached, cache_verdict, judged[READY]),
         startup=block,
@@ -177,14 +177,9 @@ def status_with_failure(previous: VLLMDeploymentStatus, *, reason: str, message:
     verdicts = {READY: Verdict(FALSE, reason, message)}
     if reason == Reason.INVALID_SPEC:
         verdicts[conditions.STALLED] = Verdict(TRUE, reason, _STALLED)
-    kept = {
-        it.type: it.model_copy(update={"observed_generation": None if seen == generation else seen})
-        for it in previous.conditions
-        if it.type not in (*verdicts, conditions.STALLED)
-        for seen in [previous.observed_generation if it.observed_generation is None else it.observed_generation]
-    }
+    kept = {it.type: it for it in previous.conditions if it.type not in (*verdicts, conditions.STALLED)}
     verdicts |= {type: Verdict(UNKNOWN, reason, _UNKNOWN) for type in conditions.ALWAYS if type not in (*verdicts, *kept)}
-    made = conditions.set_conditions(previous.conditions, verdicts, now=now)
+    made = conditions.set_conditions(previous.conditions, verdicts, generation=generation, now=now)
     return previous.model_copy(
         update={"observed_generation": generation, "conditions": conditions.sort_conditions([*kept.values(), *made])}
     )

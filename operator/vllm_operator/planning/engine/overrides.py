@@ -1,4 +1,4 @@
-"""The user's variables and flags: `spec.engine.env` and `args`. They override the plan, with a note."""
+"""The user's variables and flags: `spec.engine.env`, `args` and `extraArgs`. They override the plan, with a note."""
 
 import json
 import re
@@ -68,7 +68,7 @@ def read_overrides(spec: VLLMDeploymentSpec) -> Overrides:
             variables[str(given["name"])] = None if "valueFrom" in given else str(given.get("value", ""))
     return Overrides(
         variables=variables,
-        arguments={normalize_flag(given.name): given.text for given in engine.args or ()},
+        arguments={normalize_flag(given.name): given.text for given in engine.flags},
         image=read_text(container.get("image")) or engine.image,
         replaces_arguments="args" in container or "command" in container,
         resources=tuple(str(name) for kind in ("requests", "limits") for name in mapping(container, "resources", kind)),
@@ -81,7 +81,7 @@ def passed_arguments(engine: EngineSpec | None) -> tuple[EngineArgument, ...]:
     if engine is None:
         return ()
     of_script = SCRIPT_FLAGS.get(engine.distribution or Distribution.VLLM, frozenset())
-    return tuple(argument for argument in engine.args or () if normalize_flag(argument.name) not in of_script)
+    return tuple(argument for argument in engine.flags if normalize_flag(argument.name) not in of_script)
 
 
 def drop_overridden(
