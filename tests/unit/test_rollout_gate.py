@@ -240,6 +240,20 @@ async def test_a_change_of_the_load_measures_again(gate: Gate) -> None:
     await gate.measured(noise=0.01)
     await gate.fleet.change(rollout={"gate": "Measure", "workload": {"profile": "Batch"}})
     assert gate.run() == "0"
+    await gate.measured(noise=0.01)
+    assert gate.run() == "1", "the run was recorded where it is looked for"
+
+
+async def test_a_current_plan_that_crashes_in_the_additional_pod_holds_nothing(bench: Bench, gate: Gate) -> None:
+    await gate.begin()
+    await gate.measured(noise=0.01)
+    assert gate.version() == "v0.20.1"
+    ended = {"waiting": {"reason": "CrashLoopBackOff"}}
+    gate.fleet.show(gate.fleet.start("llama.primer"), state=ended, restarts=3)
+    await gate.fleet.settle()
+    bench.pass_time(2)
+    await gate.fleet.settle()
+    assert not gate.is_held()
 
 
 async def test_the_first_rollout_is_not_measured(bench: Bench, fleet: Fleet) -> None:

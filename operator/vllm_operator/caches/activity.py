@@ -115,7 +115,7 @@ class CacheActivity:
     step: PrimingStep = "None"
     because: str = ""  # why one Pod starts first; a sentence, or empty
     holder: str | None = None  # the other VLLMDeployment that fills the cache
-    held: bool = False  # whether the Deployment stays unchanged until the cache is filled
+    held: bool = False  # whether the Deployment stays unchanged for now
     rollout: HeldRollout | None = None  # what the rollout waits for, if it would stop serving Pods
     gate: Gate | None = None  # the comparison before the rollout
     limit: int | None = None  # replicas for which the node of a volume has devices, if they are fewer than desired

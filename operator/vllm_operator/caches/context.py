@@ -149,5 +149,5 @@ def is_follower(pod: PodView) -> bool:
 
 
 def is_primer(pod: PodView) -> bool:
-    """Return whether a Pod only fills a cache."""
+    """Return whether a Pod is a primer: it fills a cache or is measured, and never serves."""
     return has_role(pod.manifest, Role.PRIMER)

@@ -1,11 +1,11 @@
 """The gate before a rollout (`spec.rollout.gate: Measure`): the new plan runs beside the current one and must not be worse.
 
-A primer runs the new plan and the current plan in turns, on the same kind of GPU and with the same load. A container in its Pod measures
+A primer runs the new plan and the current plan in turns, each on the GPU of its plan, with the same load. A container in its Pod measures
 the engine (`tools.measure`). Each run is recorded on the ControllerRevision of the new plan before the next one begins, so the operator may
 end at any time. The serving replicas are never measured, and the rollout is held until the comparison is over (`measurement`).
 
 Without a GPU for the primer, and if the current plan cannot be measured, the rollout begins without a comparison, and its record says why.
-If the engine of the new plan fails under the load, the rollout stays held.
+If the engine of the new plan fails under the load, or crashes before, the rollout stays held.
 """
 
 import copy
@@ -23,6 +23,7 @@ from vllm_operator.caches.context import CacheContext, is_primer
 from vllm_operator.caches.jobs import read_report
 from vllm_operator.caches.measurement import GateRecord, Measurement, read_measurement, read_record
 from vllm_operator.caches.priming import find_obstacle, render_primer
+from vllm_operator.caches.rollout import MAX_RESTARTS
 from vllm_operator.pods.tools import operator_container, with_tools
 from vllm_operator.pods.view import Phase
 from vllm_operator.text import wording
@@ -36,6 +37,7 @@ _PROFILES = {
 }
 """Loads by `spec.rollout.workload.profile`. `seconds` is the duration for each number of clients."""
 SEVERAL_NODES = "a replica on several nodes has no helper Pod that could be measured."
+CURRENT_CRASHES = "the engine of the current plan crashes in the helper Pod."
 _MAX_MESSAGE = 300
 
 
@@ -58,7 +60,8 @@ def plan_gate(context: CacheContext) -> Gate | None:
     for view in pods:
         if (found := _read_run(view.manifest, is_new=is_new)) is not None:
             return Gate(record=_with_run(record, found, is_new=is_new), is_held=True, is_recorded=False, run=run, is_new=is_new)
-    if (obstacle := SEVERAL_NODES if context.plan.nodes else find_obstacle(context, pods)) is not None:
+    crashes = not is_new and any(view.phase is Phase.CRASHED and view.restarts >= MAX_RESTARTS for view in pods)
+    if (obstacle := SEVERAL_NODES if context.plan.nodes else CURRENT_CRASHES if crashes else find_obstacle(context, pods)) is not None:
         skipped = record.model_copy(update={"skipped": obstacle})
         return Gate(record=skipped, is_held=True, is_recorded=False)
     return Gate(record=record, is_held=True, run=run, is_new=is_new)

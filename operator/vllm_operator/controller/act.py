@@ -1,6 +1,6 @@
 """Carry out a decision.
 
-    release PVCs -> persist the plan -> records on PVCs -> Jobs -> apply and prune children -> optional objects -> prune plans
+    release PVCs -> persist plan and measurement -> records on PVCs -> Jobs -> apply and prune children -> optional objects -> prune plans
 
 The plan is durable before anything that follows from it is applied, and a record exists before the Pods that depend on it: for example, a
 priming lease is taken before the primer is created. So each step may be the last one.

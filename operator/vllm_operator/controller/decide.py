@@ -103,7 +103,7 @@ def decide(snapshot: Snapshot, catalog: KnownCatalog, crashes: KnownCrashes, set
 def promise_of(snapshot: Snapshot, decision: Decision) -> Promise | None:
     """Return the GPUs that other plans must leave to this VLLMDeployment: of all replicas, except Pods that wait for something else.
 
-    None without a plan, while a rollout is held, and while the API server refuses its Pods: they may never use any.
+    None without a plan, while a rollout waits for GPUs, and while the API server refuses its Pods: they may never use any.
     """
     made = decision.outcome.plan or (snapshot.resource.pinned if snapshot.deployment is not None else None)
     refused = reading.named(snapshot.deployment, "ReplicaFailure", "status", "conditions").get("status") == "True"

@@ -38,7 +38,7 @@ NEW_PLAN_SECONDS = 1.0
 PENDING_SECONDS = 5.0
 """Maximum age in seconds of the inventory while no GPU matches or a Pod waits for a node."""
 UNPLANNED = ("replicas", "autoscaling", "networkPolicy", "gateway")
-"""Fields of the spec that no plan depends on. Of `rollout`, only `drainSeconds` is part of a plan (`digest_of`, `with_earlier_plan`)."""
+"""Fields of the spec that no plan depends on. Of `rollout`, only `drainSeconds` is part of a plan (`planned_fields`)."""
 _INSTEAD = " instead of "
 
 
@@ -113,8 +113,10 @@ def planned_generation(resource: VLLMDeployment) -> int:
 
 
 def planned_fields(spec: VLLMDeploymentSpec) -> dict[str, Any]:
-    """Return the fields of the spec that plans depend on, as JSON."""
-    return {name: value for name, value in spec.to_json().items() if name not in UNPLANNED}
+    """Return the fields of the spec that plans depend on, as JSON. Of the rollout, that is only how long Pods drain."""
+    fields = {name: value for name, value in spec.to_json().items() if name not in UNPLANNED}
+    drain = fields.pop("rollout", {}).get("drainSeconds")
+    return fields if drain is None else {**fields, "rollout": {"drainSeconds": drain}}
 
 
 def read_rollback(resource: VLLMDeployment) -> tuple[str, str] | None:
@@ -160,11 +162,8 @@ def outcome_of_rollback(plan: Plan, number: int, gpus: GPUs, *, by_operator: boo
 
 
 def digest_of(spec: VLLMDeploymentSpec) -> str:
-    """Return a digest of the fields of the spec that plans depend on. Of the rollout, that is only how long Pods drain."""
-    fields = planned_fields(spec)
-    drain = fields.pop("rollout", {}).get("drainSeconds")
-    fields |= {"rollout": {"drainSeconds": drain}} if drain is not None else {}
-    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+    """Return a digest of the fields of the spec that plans depend on."""
+    return hashlib.sha256(json.dumps(planned_fields(spec), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def max_age_seconds(resource: VLLMDeployment, pods: Iterable[PodView], standing: Standing) -> float | None:
