@@ -55,7 +55,8 @@ async def test_the_demo_ends_as_described(environment: Environment) -> None:
     ):
         assert words in output
     assert re.search(r"^NAME +MODEL +GPU +DESIRED +READY +STATUS +STAGE +URL +AGE$", output, re.MULTILINE), output
-    assert re.search(r"^deepseek +pvc://models/dsv3-fp8 +sm_90 +1 +1 +Serving +http://deepseek\.demo\.svc:8000 ", output, re.MULTILINE)
+    row = r"^deepseek +pvc://models/dsv3-fp8 +NVIDIA-H200 +1 +1 +Serving +http://deepseek\.demo\.svc:8000 "
+    assert re.search(row, output, re.MULTILINE)
     described = r"^kubectl -n demo describe vllm (\S+) ─+\n(Name: .*?)\n\n"
     pages = dict(re.findall(described, output, re.MULTILINE | re.DOTALL))
     assert pages.keys() == LINES.keys()
