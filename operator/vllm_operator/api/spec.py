@@ -176,6 +176,11 @@ class ModelSpec(Model):
     token_secret_ref: SecretKeyReference | None = optional("Secret with the token for gated models on the hub.")
     facts: ModelFacts | None = optional("Facts about the model, for models that the operator cannot look up on the hub.")
 
+    @property
+    def public_name(self) -> str:
+        """The model name in client requests."""
+        return self.served_name or self.uri.partition("://")[2].rstrip("/")
+
 
 AdapterName = Annotated[
     str, form(128, r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", "use letters, digits, dots, dashes and underscores", min_length=1)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm_operator.api import reading
-from vllm_operator.api.labels import GATE_ANNOTATION, MEASURER, RUN_ANNOTATION
+from vllm_operator.api.labels import CONTAINER, GATE_ANNOTATION, MEASURER, RUN_ANNOTATION
 from vllm_operator.api.operation import WorkloadSpec
 from vllm_operator.api.workload import template_spec
 from vllm_operator.caches.activity import Gate
@@ -113,7 +113,7 @@ def render_run(manifest: Mapping[str, Any], gate: Gate, context: CacheContext, *
     base = copy.deepcopy(dict(manifest))
     if not gate.is_new:
         base["spec"]["template"] = copy.deepcopy(dict(reading.mapping(context.deployment, "spec", "template")))
-    engine = reading.named(template_spec(base), "vllm", "containers", key="name")
+    engine = reading.named(template_spec(base), CONTAINER, "containers", key="name")
     primer = render_primer(base, beside_replicas=beside_replicas)
     template = primer["spec"]["template"]
     annotations = {**(template["metadata"].get("annotations") or {}), RUN_ANNOTATION: gate.run}
@@ -125,11 +125,9 @@ def render_run(manifest: Mapping[str, Any], gate: Gate, context: CacheContext, *
 
 
 def _measurer(context: CacheContext, spec: Mapping[str, Any], engine: Mapping[str, Any]) -> dict[str, Any]:
-    resource = context.resource
-    model = resource.spec.model.served_name or resource.spec.model.uri.split("://", 1)[-1]
-    rollout = resource.spec.rollout
+    rollout = context.resource.spec.rollout
     load = load_of(rollout.workload if rollout is not None else None)
-    settings = {"ready": readiness_request(engine), "model": model, "load": load}
+    settings = {"ready": readiness_request(engine), "model": context.resource.spec.model.public_name, "load": load}
     keys = [copy.deepcopy(dict(entry)) for entry in reading.objects(engine, "env") if entry.get("name") == API_KEY_VARIABLE]
     container = operator_container(spec, context.plan.tools_image, "measure")
     env = [{"name": "MEASURE", "value": json.dumps(settings, sort_keys=True)}, *keys]

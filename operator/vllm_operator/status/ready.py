@@ -118,8 +118,8 @@ def available(observed: Observation) -> Verdict:
         return Verdict(FALSE, reason, say("available.none", wanted=observed.wanted))
     is_previous = observed.outcome.plan is None or observed.activity.held or observed.activity.rollout is not None
     facts = {"wanted": observed.wanted, "serving": observed.serving, "is_previous": is_previous}
-    name, address = model.served_name or model.uri.split("://", 1)[-1], f"{url}/v1" if url else ""
-    return Verdict(TRUE, Reason.SERVING, say("available.serving", model=name, address=address, **facts))
+    address = f"{url}/v1" if url else ""
+    return Verdict(TRUE, Reason.SERVING, say("available.serving", model=model.public_name, address=address, **facts))
 
 
 def stalled(observed: Observation, judged: Mapping[str, Verdict], *, is_unrecoverable: bool) -> Verdict | None:

@@ -100,10 +100,8 @@ def engine_arguments(
 
 def served_name(model: ModelSpec) -> str | None:
     """Return the model name for clients; None if the engine's default is correct."""
-    if model.served_name is not None:
-        return model.served_name
-    scheme, _, rest = model.uri.partition("://")
-    return None if scheme == "hf" else rest.rstrip("/")
+    is_default = model.served_name is None and model.uri.startswith("hf://")
+    return None if is_default else model.public_name
 
 
 def access_notes(spec: VLLMDeploymentSpec, overrides: Overrides, version: str | None) -> list[Note]:
