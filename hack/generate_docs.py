@@ -154,9 +154,9 @@ def signatures_reference() -> str:
     )
     lines = [
         NOTE.format("catalog/data/signatures.yaml and remedies.yaml") + "# Known crashes\n",
-        f"There are {len(known)} signatures, with the most specific ones first. `vllm-operator signatures NAME` shows one with its "
-        "patterns. Numbers and names in the texts come from a recorded log line. For what the operator does with a remedy, see "
-        "[remedies](remedies.md).\n",
+        f"There are {len(known)} signatures, with the most specific ones first. `vllm-operator catalog signatures NAME` shows "
+        "one with its patterns. Numbers and names in the texts come from a recorded log line. For what the operator does with a remedy, "
+        "see [remedies](remedies.md).\n",
         *table("name | kind | cause | remedy | vLLM | GPUs | automatic", (map(table_cell, cells) for cells in crashes)),
         "\n*kind*: `fatal` ends the engine. `degraded` and `benign` are not crashes; `vllm-operator diagnose` shows them. "
         "*automatic*: with `spec.remediation.mode: Auto`, the operator applies the remedy by itself, within these limits:\n",

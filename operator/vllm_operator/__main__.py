@@ -27,11 +27,10 @@ COMMANDS = {
     "check": ("cli.check", "add_arguments", "check whether the cluster is ready: CRDs, operator, storage, GPU nodes, integrations"),
     "prime": ("cli.prime", "add_arguments", "fill the caches of a VLLMDeployment before it gets traffic, and wait until they are filled"),
     "import": ("cli.importing", "add_arguments", "write how another tool deploys vLLM as a VLLMDeployment"),
-    "catalog": ("cli.catalog", "add_arguments", "list the vLLM versions, GPUs, models and rules in the catalog"),
+    "catalog": ("cli.catalog", "add_arguments", "list the vLLM versions, GPUs, models, rules and crashes in the catalog"),
     "fit": ("cli.fit", "add_arguments", "estimate the GPU memory of a model: on which GPUs it fits, on how many, with how long a context"),
     "diagnose": ("cli.diagnose", "add_arguments", "read the log of a vLLM start: its progress, the cause of a crash, the remedy"),
     "diagnose-pod": ("cli.diagnose_pod", "add_arguments", "diagnose a Pod of the cluster by its log and status"),
-    "signatures": ("cli.catalog", "add_signatures_arguments", "list the known crashes, or show one"),
 }
 """For each command its module, the function that declares its arguments and the default `run`, and a summary."""
 

@@ -25,6 +25,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
         ("gpus", ("sm_110", "Blackwell")),
         ("models", ("deepseek-v3.2", "SparseMLA", "256", "FP8Block", "685 B")),
         ("rules", ("mig-batch-defaults", "Engine", "quirk", "--max-num-seqs 256")),
+        ("signatures", ("CudaForkReinit", "fatal", "The parent process used CUDA before vLLM forked its workers.")),
     ],
 )
 def test_people_get_a_table(capsys: pytest.CaptureFixture[str], section: str, row: tuple[str, ...]) -> None:
@@ -34,7 +35,7 @@ def test_people_get_a_table(capsys: pytest.CaptureFixture[str], section: str, ro
     assert f"Catalog {known().version}" in out
 
 
-@pytest.mark.parametrize("section", ["versions", "gpus", "models", "rules"])
+@pytest.mark.parametrize("section", ["versions", "gpus", "models", "rules", "signatures"])
 def test_every_entry_of_a_list_can_be_asked_for(capsys: pytest.CaptureFixture[str], section: str) -> None:
     listed = json.loads(run(capsys, section, "-o", "json")[1])
     assert len(listed) > 10

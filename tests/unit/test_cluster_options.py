@@ -16,7 +16,7 @@ from vllm_operator.cli.gpus import gpus_page, rows_of, waiting_of
 from vllm_operator.cli.terminal import plain
 from vllm_operator.kube.connection import context_namespace, load_configuration
 
-OFFLINE = {"fit", "signatures", "catalog"}
+OFFLINE = {"fit", "catalog"}
 WITHOUT_NAMESPACE = {*OFFLINE, "gpus"}
 LISTS = {"top", "caches", "replan"}
 WITHOUT_OUTPUT = {"prime", "import", "rollback", "replan"}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.plans import deployment, refusal
-from vllm_operator.planning.pod_template import SpecError, check_containers, check_pod_template, run_as_user
+from vllm_operator.planning.pod_template import SpecError, check_containers, check_pod_template, find_kept_labels, run_as_user
 from vllm_operator.rendering.pod_template import merge_pod_template
 
 RENDERED: dict[str, Any] = {
@@ -256,3 +256,10 @@ def test_a_template_that_is_too_deep_or_too_large_is_refused_before_anything_wal
     with pytest.raises(SpecError, match="more than 10000 values"):
         check_pod_template({"spec": {"containers": [{"name": "vllm", "env": variables}]}})
     check_pod_template({"spec": {"containers": [{"name": "vllm", "env": variables[:3000]}]}})
+
+
+def test_labels_that_are_kept_are_those_that_the_user_sets_otherwise() -> None:
+    rendered = {f"app.kubernetes.io/{key}": value for key, value in (("name", "vllm"), ("instance", "llama"), ("component", "engine"))}
+    given = {"app.kubernetes.io/instance": "other", "app.kubernetes.io/name": "vllm", "app.kubernetes.io/managed-by": "Helm"}
+    assert find_kept_labels({"metadata": {"labels": given}}, rendered) == {"app.kubernetes.io/instance": "llama"}
+    assert find_kept_labels({"metadata": None}, rendered) == {}

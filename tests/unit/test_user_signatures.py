@@ -236,11 +236,11 @@ def test_the_commands_know_them_too(tmp_path: Path, capsys: pytest.CaptureFixtur
     log.write_text(FAILED + LINE, "utf-8")
     assert main(["diagnose", str(log), "--signatures", str(file), "-o", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["crash"]["signature"] == "LicenceServerAway"
-    assert main(["signatures", "--signatures", str(file), "licenceserveraway"]) == 0
+    assert main(["catalog", "signatures", "licenceserveraway", "--signatures", str(file)]) == 0
     assert "OUR_LICENCE_HOST=<host>" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", [["diagnose", "engine.log"], ["signatures"]])
+@pytest.mark.parametrize("command", [["diagnose", "engine.log"], ["catalog", "signatures"]])
 def test_a_file_that_cannot_be_used_is_said_to_a_person_at_once(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

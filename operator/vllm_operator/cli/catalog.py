@@ -1,4 +1,4 @@
-"""`vllm-operator catalog` and `signatures`: the operator's knowledge about versions, GPUs, models, rules and crashes. Need no cluster.
+"""`vllm-operator catalog`: the operator's knowledge about versions, GPUs, models, rules and crashes. Needs no cluster.
 
 Without an ID, they list all entries; with an ID, they print everything about one entry. Exit status: 0, or 2 if there is no such entry or
 a file of the user cannot be read.
@@ -18,13 +18,13 @@ from vllm_operator.catalog.entry import list_data, read_data
 from vllm_operator.catalog.gpus import Architecture, Product, product_key
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.models import ModelFamily
-from vllm_operator.catalog.startup import Change, Remedy, Signature, load_remedies, load_signature_samples
+from vllm_operator.catalog.startup import Change, Signature, StartupKnowledge, load_remedies, load_signature_samples
 from vllm_operator.catalog.templates import fill_in, fill_in_exactly
 from vllm_operator.catalog.versions import VersionTable, parse_release
 from vllm_operator.cli.diagnose import add_signatures_option, known_crashes
 from vllm_operator.cli.documents import RULES_HELP, catalog_with, texts_in
 from vllm_operator.cli.inputs import InputError, add_output, print_as
-from vllm_operator.cli.terminal import NARROW, paragraph, table
+from vllm_operator.cli.terminal import NARROW, table
 from vllm_operator.sizing.model_facts import resolve_facts
 from vllm_operator.text.wording import listed, similar
 
@@ -33,12 +33,12 @@ SUGGESTIONS = 8
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the catalog: its entries by ID, the columns of their table, and the function that finds one."""
+    """A part of the catalog: its entries by ID, the columns of their table, and how to find more than these by name."""
 
-    entries: Callable[[Catalog], Mapping[str, Any]]
+    entries: Callable[[Catalog, StartupKnowledge], Mapping[str, Any]]
     columns: Mapping[str, Callable[[Any], Any]]
-    find: Callable[[Catalog, str], Any]
     hint: str
+    find: Callable[[Catalog, str], Any] | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("section", choices=tuple(SECTIONS), help="the part of the catalog")
     parser.add_argument("id", nargs="?", metavar="ID", help="show everything about this entry")
     parser.add_argument("--rules", metavar="FILE", help=RULES_HELP)
+    add_signatures_option(parser)
     add_output(parser)
     parser.set_defaults(run=_show_catalog)
 
@@ -53,9 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _show_catalog(arguments: argparse.Namespace) -> int:
     section = SECTIONS[arguments.section]
     catalog = catalog_with(texts_in(arguments.rules))
-    entries = section.entries(catalog)
+    entries = section.entries(catalog, known_crashes(arguments.signatures))
     if arguments.id is not None:
-        found = section.find(catalog, arguments.id)
+        by_name = {name.casefold(): entry for name, entry in entries.items()}
+        found = section.find(catalog, arguments.id) if section.find is not None else by_name.get(arguments.id.casefold())
         if found is None:
             near = _similar(arguments.id, entries)
             hint = f"Did you mean {listed(near, 'or')}?" if near else section.hint
@@ -91,7 +93,7 @@ def _plain(value: Any) -> Any:
     return list(value) or None if isinstance(value, tuple) else str(value) if isinstance(value, str) else value
 
 
-def _versions(catalog: Catalog) -> dict[str, Any]:
+def _versions(catalog: Catalog, _: StartupKnowledge) -> dict[str, Any]:
     return {
         table.version: {
             "bundle": _bundle(table),
@@ -141,7 +143,7 @@ def _changes(before: VersionTable, after: VersionTable) -> dict[str, Any]:
     }
 
 
-def _gpus(catalog: Catalog) -> dict[str, Any]:
+def _gpus(catalog: Catalog, _: StartupKnowledge) -> dict[str, Any]:
     """Return each product, and each architecture without a known product, in the operator's order of preference."""
     found: dict[str, Any] = {}
     for architecture in catalog.gpus.architectures.values():
@@ -200,7 +202,7 @@ def _family(family: ModelFamily) -> dict[str, Any]:
     }
 
 
-def _rules(catalog: Catalog) -> dict[str, Any]:
+def _rules(catalog: Catalog, _: StartupKnowledge) -> dict[str, Any]:
     """Return each rule as written in its file, in order of precedence. The user's rules are marked."""
     written = {rule["id"]: rule for name in list_data("rules") for rule in read_data(name)}
     written |= {name: {"of": "cluster", **rule} for name, rule in catalog.custom_rules.items()}
@@ -226,8 +228,8 @@ SECTIONS = {
             "VARIABLES": lambda entry: entry["variables"],
             "BACKENDS": lambda entry: entry["backends"],
         },
-        _find_version,
         "Give a version, for example 0.20.1.",
+        _find_version,
     ),
     "gpus": Section(
         _gpus,
@@ -240,11 +242,11 @@ SECTIONS = {
             "MIG": lambda entry: bool(entry["mig"]),
             "CUDA FROM": lambda entry: entry["cuda"],
         },
-        _find_gpu,
         "Give an architecture (sm_90), or a product as in the node label nvidia.com/gpu.product.",
+        _find_gpu,
     ),
     "models": Section(
-        lambda catalog: {family.name: _family(family) for family in catalog.models.families},
+        lambda catalog, _: {family.name: _family(family) for family in catalog.models.families},
         {
             "ATTENTION": lambda entry: entry["attention"],
             "EXPERTS": lambda entry: entry["experts"] or (None if entry["experts"] is None else "none"),
@@ -253,8 +255,8 @@ SECTIONS = {
             "SIZE": lambda entry: f"{entry['billions']:g} B" if entry["billions"] else "",
             "NAMES LIKE": lambda entry: entry["patterns"],
         },
-        _find_model,
         "Give a family, or a model such as deepseek-ai/DeepSeek-V3.2.",
+        _find_model,
     ),
     "rules": Section(
         _rules,
@@ -266,40 +268,17 @@ SECTIONS = {
             "GPUS": lambda entry: entry.get("when", {}).get("architectures"),
             "WHAT FOLLOWS": _effect,
         },
-        lambda catalog, name: _rules(catalog).get(name),
         "Give the ID of a rule. Without an ID, this command lists all rules.",
     ),
+    "signatures": Section(
+        lambda _, knowledge: {each.signature.id: _signature(each) for each in examples(knowledge.signatures)},
+        {
+            "KIND": lambda entry: entry["severity"],
+            "CAUSE": lambda entry: textwrap.shorten(entry["cause"], NARROW, placeholder=" ..."),
+        },
+        "Give the name of a crash. Without a name, this command lists all of them.",
+    ),
 }
-
-
-def add_signatures_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `signatures`."""
-    parser.add_argument("name", nargs="?", metavar="NAME", help="show everything about one signature. Without it, all are listed")
-    add_signatures_option(parser)
-    add_output(parser)
-    parser.set_defaults(run=_show_signatures)
-
-
-def _show_signatures(arguments: argparse.Namespace) -> int:
-    signatures = {signature.id: signature for signature in known_crashes(arguments.signatures).signatures}
-    remedies = load_remedies()
-    if arguments.name is None:
-        if arguments.output:
-            print_as([_signature_as_json(signature, remedies.get(name)) for name, signature in signatures.items()], arguments.output)
-        else:
-            shown = ((each.signature, textwrap.shorten(each.cause, NARROW, placeholder=" ...")) for each in examples(signatures.values()))
-            print("\n".join(f"{signature.id:38} {signature.severity.value:9} {cause}" for signature, cause in shown))
-        return 0
-    found = {name.casefold(): one for name, one in signatures.items()}.get(arguments.name.casefold())
-    if found is None:
-        near = listed(similar(arguments.name, signatures, most=3), "or")
-        raise InputError(f"there is no signature {arguments.name}.{f' Did you mean {near}?' if near else ''}")
-    remedy = remedies.get(found.id)
-    if arguments.output:
-        print_as(_signature_as_json(found, remedy), arguments.output)
-    else:
-        print(_signature_page(examples([found])[0], remedy))
-    return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,36 +305,22 @@ def examples(signatures: Iterable[Signature]) -> list[Example]:
     return made
 
 
-def _signature_as_json(signature: Signature, remedy: Remedy | None) -> Mapping[str, Any]:
+def _signature(example: Example) -> dict[str, Any]:
+    signature, remedy = example.signature, load_remedies().get(example.signature.id)
+    changes = {
+        name: [change_in_words(each, example.captures) for each in getattr(signature, name)] for name in ("arguments", "environment")
+    }
     return {
-        "name": signature.id,
-        **_fields(signature, "severity", "versions", "architectures", "cause", "remedy"),
-        **{name: [change_in_words(change) for change in getattr(signature, name)] for name in ("arguments", "environment")},
+        **_fields(signature, "severity", "versions", "architectures"),
+        "cause": example.cause,
+        "remedy": example.remedy,
+        **changes,
         "retryable": signature.retryable,
-        "automatic": None if remedy is None else _fields(remedy, "changes", "versions", "costs"),
+        "automatic": None if remedy is None else _fields(remedy, "changes", "versions", "architectures", "costs"),
+        "example": example.line,
         "patterns": [pattern.regex for pattern in signature.patterns],
-        "references": signature.references,
+        "references": list(signature.references),
     }
-
-
-def _signature_page(example: Example, remedy: Remedy | None) -> str:
-    signature = example.signature
-    automatic = "Never."
-    if remedy is not None:
-        automatic = f"With spec.remediation.mode Auto: {', '.join(remedy.changes)}; vLLM {remedy.versions}; "
-        automatic += f"GPUs: {', '.join(remedy.architectures)}. Cost: {remedy.costs}."
-    parts = {
-        "What happened": [paragraph(example.cause)],
-        "What to do": [paragraph(example.remedy)],
-        "Changes": [f"  {change_in_words(each, example.captures)}" for each in (*signature.arguments, *signature.environment)],
-        "Applied automatically": [paragraph(automatic)],
-        "Example": [f"  {example.line}"] if example.line else [],
-        "Patterns": [f"  {pattern.regex}" for pattern in signature.patterns],
-        "Read more": [f"  {reference}" for reference in signature.references],
-    }
-    about = paragraph(f"vLLM versions: {signature.versions}. GPUs: {signature.architectures}.")
-    head = f"{signature.id} ({signature.severity.value})\n\n{about}"
-    return "\n\n".join([head, *("\n".join([title, *lines]) for title, lines in parts.items() if lines)])
 
 
 def change_in_words(change: Change, captures: Mapping[str, str] | None = None) -> str:

@@ -46,7 +46,6 @@ from vllm_operator.controller.optional_objects import CreatedObjects
 from vllm_operator.controller.ownership import find_child, find_workload, is_controlled_by, is_of_another
 from vllm_operator.controller.plan_store import PlanStore
 from vllm_operator.controller.presets import Presets
-from vllm_operator.controller.schema import PodSchemas
 from vllm_operator.controller.user_data import KnownCatalog
 from vllm_operator.hub.client import HubAnswer
 from vllm_operator.inventory.pools import Inventory
@@ -167,7 +166,6 @@ class Observer:
     presets: Presets
     created: CreatedObjects
     inventory: InventoryCache
-    pod_schema: PodSchemas
     logs: Followers
     configs: ModelConfigs | None
     trust: ArtifactTrust
@@ -281,8 +279,7 @@ class Observer:
             return None
         standing = standing if resource.pinned is not None and is_in_force(resource.pinned, resource) else Standing.NEW
         snapshot = replace(snapshot, resource=resource, files=files, standing=standing)
-        refusal = refuse_artifact(resource, self.trust) or await self.pod_schema.refusal(resource.spec.pod_template)
-        if refusal is not None:
+        if (refusal := refuse_artifact(resource, self.trust)) is not None:
             return replace(snapshot, unplanned=not_accepted(refusal))
         return snapshot
 

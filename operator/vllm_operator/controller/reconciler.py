@@ -25,7 +25,6 @@ from vllm_operator.controller.optional_objects import CreatedObjects, OptionalOb
 from vllm_operator.controller.plan_store import PlanStore
 from vllm_operator.controller.presets import Presets
 from vllm_operator.controller.report import Reporter, Result
-from vllm_operator.controller.schema import PodSchemas
 from vllm_operator.controller.settings import Settings
 from vllm_operator.controller.user_data import KnownCatalog, KnownCrashes
 from vllm_operator.kube.client import VLLM_DEPLOYMENT, ClusterClient, ClusterError, Key, NotFound
@@ -64,7 +63,6 @@ class Reconciler:
             presets=self.presets,
             created=created,
             inventory=self.inventory,
-            pod_schema=PodSchemas(client),
             logs=self.logs,
             configs=self.configs,
             trust=ArtifactTrust(self.settings.artifact_repositories, self.settings.artifact_naming == "digest"),

@@ -1,21 +1,16 @@
-"""Validation of `spec.podTemplate` before it is merged, and of its fields against the schema of the API server.
+"""Validation of `spec.podTemplate` before it is merged.
 
 It refuses templates that cannot be merged, containers without an image, and impossible names of PersistentVolumeClaims, because the API
-server accepts any text as `claimName`. It also refuses unknown fields: server-side apply refuses them regardless of `fieldValidation`, and
-the error refers to a Deployment that the user did not write. The schema comes from the OpenAPI document of the API server
-(https://kubernetes.io/docs/concepts/overview/kubernetes-api/#openapi-v3). The API server validates the rest, and the user sees its errors.
+server accepts any text as `claimName`. The API server validates the rest, such as unknown fields, and the user sees its errors.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
-from vllm_operator.api.conditions import FALSE, Reason, Verdict
 from vllm_operator.api.labels import COMPONENT_LABEL, CONTAINER, INSTANCE_LABEL, NAME_LABEL, is_name
-from vllm_operator.api.reading import mapping, named, read_text, sequence
+from vllm_operator.api.reading import mapping, named, sequence
 from vllm_operator.catalog.notes import say
-from vllm_operator.text.wording import few, similar
 
 HANDLERS = frozenset({"httpGet", "exec", "tcpSocket", "grpc", "sleep"})
 """A probe or hook has exactly one of these."""
@@ -149,74 +144,7 @@ def _mapping(value: Any, path: str) -> Mapping[str, Any]:
     return value or {}
 
 
-SCHEMA_PATH = "/openapi/v3/apis/apps/v1"
-"""Path of the OpenAPI document with Deployments and Pod templates. Every account may read it (system:discovery)."""
-_ROOT = "io.k8s.api.core.v1.PodTemplateSpec"
-_PREFIX = "#/components/schemas/"
-MOST = 50
-"""Maximum number of unknown fields to find."""
-_DEEPEST = 32
-"""Maximum depth of the search. The schema of Kubernetes is less deep."""
-
-PodSchema = Mapping[str, Mapping[str, str | None]]
-"""The fields of each type, with the type of their value or list entries; None for values without fields."""
-
-
-def read_pod_schema(document: Mapping[str, Any]) -> PodSchema | None:
-    """Read the fields of a Pod template from an OpenAPI v3 document; None if it does not describe them. Any document is valid input."""
-    described = mapping(document, "components", "schemas")
-    types: dict[str, Mapping[str, str | None]] = {}
-    waiting = [_ROOT]
-    while waiting:
-        name = waiting.pop()
-        if name in types:
-            continue
-        properties = mapping(described.get(name), "properties")
-        types[name] = {str(field): _type_of(value, described) for field, value in properties.items()}
-        waiting += [inner for inner in types[name].values() if inner is not None]
-    return types if types[_ROOT] else None
-
-
-def find_unknown_fields(template: Mapping[str, Any] | None, schema: PodSchema | None) -> tuple[str, ...]:
-    """Return up to `MOST` fields of any template that the API server does not know, with similar ones; none without a schema."""
-    return tuple(islice(_unknown(template, _ROOT, "podTemplate", schema, _DEEPEST), MOST)) if schema is not None else ()
-
-
-def refuse_unknown_fields(fields: Sequence[str]) -> Verdict | None:
-    """Return the verdict about unknown fields; None if there are none."""
-    if not fields:
-        return None
-    message = f"The API server does not know these fields of a Pod: {few(fields, 4)}. Correct or remove them."
-    return Verdict(FALSE, Reason.INVALID_SPEC, message)
-
-
 def find_kept_labels(template: Mapping[str, Any] | None, rendered: Mapping[str, str]) -> dict[str, str]:
     """Return the selector labels that the user sets to other values. They keep the rendered values."""
     given = mapping(template, "metadata", "labels")
     return {label: rendered[label] for label in SELECTOR_LABELS if label in given and given[label] != rendered[label]}
-
-
-def _type_of(schema: Any, described: Mapping[str, Any]) -> str | None:
-    """Return the type of a value or of list entries; None if it has no fields."""
-    entries = mapping(schema, "items")
-    for place in (mapping(schema), entries):
-        for reference in (place, *map(mapping, sequence(place.get("allOf")))):
-            name = (read_text(reference.get("$ref")) or "").removeprefix(_PREFIX)
-            if name and mapping(described.get(name), "properties"):
-                return name
-    return None
-
-
-def _unknown(value: Any, type: str, path: str, schema: PodSchema, levels: int) -> Iterator[str]:
-    if isinstance(value, list):
-        for index, entry in enumerate(value):
-            if isinstance(entry, dict):
-                yield from _unknown(entry, type, f"{path}[{index}]", schema, levels)
-        return
-    fields = schema[type]
-    for name, inner in mapping(value).items():
-        place = f"{path}.{name}"
-        if name not in fields:
-            yield place[:120] + "".join(f" (did you mean {near}?)" for near in similar(str(name), fields))
-        elif (inner_type := fields[name]) is not None and levels > 0:
-            yield from _unknown(inner, inner_type, place, schema, levels - 1)
