@@ -7,7 +7,7 @@ import pytest
 from support.fake_cluster import FakeCluster
 from support.operators import KEY, Bench, content_of, llama
 from vllm_operator.api import labels
-from vllm_operator.caches.claims import is_created_by_operator
+from vllm_operator.caches.claims import is_claim_of_operator
 from vllm_operator.controller.apply import Applier
 from vllm_operator.kube.client import (
     AUTOSCALER,
@@ -227,7 +227,7 @@ CREATED_BY = {
 def test_who_created_a_claim(entries: list[tuple[str, str, bool]], want: bool) -> None:
     fields: dict[bool, Any] = {True: {"f:spec": {"f:accessModes": {}}}, False: {"f:spec": {"f:volumeName": {}}}}
     managed = [{"manager": manager, "operation": operation, "fieldsV1": fields[modes]} for manager, operation, modes in entries]
-    assert is_created_by_operator(users_claim(managedFields=managed)) is want
+    assert is_claim_of_operator(users_claim(managedFields=managed)) is want
 
 
 class Forgetful(FakeCluster):

@@ -347,5 +347,5 @@ def test_what_was_refused_is_tried_again_after_5_s_and_then_less_and_less_often(
 
     assert waits[0] == 5
     assert waits == sorted(waits)
-    assert waits[-1] == 60
+    assert waits[-1] == 30
     assert report(o.observe(deployment=None, now=o.at(now), resource=o.resource(status=status))).requeue_after_seconds is None

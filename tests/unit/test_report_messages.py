@@ -19,7 +19,7 @@ from vllm_operator.api.status import AvoidedNode, CrashStatus, RollbackStatus
 from vllm_operator.caches.activity import HeldRollout
 from vllm_operator.catalog.entry import read_data
 from vllm_operator.inventory.pools import Taint
-from vllm_operator.logs.ranks import GroupDiagnosis, Standing
+from vllm_operator.logs.ranks import GroupDiagnosis, GroupStanding
 from vllm_operator.logs.state import Stage
 from vllm_operator.planning.outcome import FreeGPUs
 from vllm_operator.pods.view import read_pod
@@ -46,7 +46,7 @@ FACTS: dict[str, Any] = {
     "held": HeldRollout(needed=2, count=8, device="B200", room=1, most=3),
     "free": FreeGPUs(0, ("NVIDIA-B200",), is_open=True, is_better=True),
     "metadata": Metadata(name="vllm-a", namespace="models"),
-    "group": GroupFacts((), 2, 1, GroupDiagnosis(standing=Standing.WAITING, rank=1, crash=o.DEEP_GEMM_CRASH, gives_up_at=o.NOW)),
+    "group": GroupFacts((), 2, 1, GroupDiagnosis(standing=GroupStanding.WAITING, rank=1, crash=o.DEEP_GEMM_CRASH, gives_up_at=o.NOW)),
     "obstacle": Obstacle("gpu-1", 1, (Taint("a", "b", "NoSchedule"),)),
 }
 NUMBERS = (

@@ -7,7 +7,6 @@ import pytest
 from support.operators import Bench
 from support.operators import llama as any_llama
 from vllm_operator.controller.optional_objects import BUDGET_SECONDS, INTEGRATIONS, METRICS_API
-from vllm_operator.controller.report import REFUSED_SECONDS
 from vllm_operator.kube.client import (
     AUTOSCALER,
     DEPLOYMENT,
@@ -18,6 +17,7 @@ from vllm_operator.kube.client import (
     Manifest,
     Unavailable,
 )
+from vllm_operator.status.report import REAPPLY_LIMIT_SECONDS
 
 SCALING: dict[str, Any] = {"maxReplicas": 4}
 KEDA: dict[str, Any] = {**SCALING, "keda": {"prometheusAddress": "http://prometheus:9090"}}
@@ -65,7 +65,7 @@ async def test_a_refused_budget_is_applied_again_soon(bench: Bench) -> None:
     """An API server that has just learned the kind refuses owner references to it."""
     bench.cluster.put(llama(replicas=2))
     bench.cluster.fail("apply", DISRUPTION_BUDGET, Forbidden("cannot find RESTMapping"), times=100)
-    assert (await bench.settle()).requeue_seconds == REFUSED_SECONDS
+    assert (await bench.settle()).requeue_seconds == REAPPLY_LIMIT_SECONDS
     assert bench.condition("Protected").reason == "ApplyFailed"
     bench.cluster.heal()
     assert (await bench.settle()).requeue_seconds is None

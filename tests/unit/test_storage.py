@@ -13,8 +13,8 @@ from support.plans import deployment, made
 from vllm_operator.api.plan import Plan, PlannedWeights
 from vllm_operator.caches.address import reported_cache_claim
 from vllm_operator.caches.claims import plan_weights
-from vllm_operator.controller.report import REFUSED_SECONDS
 from vllm_operator.kube.client import CLAIM, DEPLOYMENT, EVENT, POD, VLLM_DEPLOYMENT, Forbidden
+from vllm_operator.status.report import REAPPLY_LIMIT_SECONDS
 
 GIB = 2**30
 WITH_CACHES = PlannedWeights(place="WithCaches")
@@ -195,7 +195,7 @@ async def test_a_volume_that_is_refused_to_grow_is_told_with_the_way_out(bench: 
     assert "Set allowVolumeExpansion in it. Or scale to 0 and delete the PVC" in bench.cache_verdict().message
     assert bench.condition("Ready").status == "False"
     assert [event["reason"] for event in bench.cluster.all(EVENT) if "59.6 GiB" in event["message"]] == ["ClaimTooSmall"]
-    assert (await bench.settle()).requeue_seconds == REFUSED_SECONDS, "the class may allow it soon"
+    assert (await bench.settle()).requeue_seconds == REAPPLY_LIMIT_SECONDS, "the class may allow it soon"
     bench.cluster.heal()
     await fleet.settle()
     assert "It is growing to 90 GiB" in bench.cache_verdict().message

@@ -1,4 +1,4 @@
-"""Decisions about the contents of the cache volume. Pure: values in, values out.
+"""Decisions about the cache volume, and about when a rollout may begin. Pure: values in, values out.
 
 No state is kept in memory. State that must outlive the operator and the VLLMDeployment is stored in annotations on the PVC.
 

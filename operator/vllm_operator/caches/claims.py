@@ -147,7 +147,7 @@ def _size(weight_bytes: int | None) -> str:
     return f"{-(-needed // STEP) * STEP // GIBIBYTE}Gi"
 
 
-def is_created_by_operator(claim: Mapping[str, Any]) -> bool:
+def is_claim_of_operator(claim: Mapping[str, Any]) -> bool:
     """Return whether the operator created a PVC, even if it was orphaned since: it alone applied the access modes."""
     entries = reading.objects(claim, "metadata", "managedFields")
     writers = [entry for entry in entries if "f:accessModes" in reading.mapping(entry, "fieldsV1", "f:spec")]
@@ -157,7 +157,7 @@ def is_created_by_operator(claim: Mapping[str, Any]) -> bool:
 def unowned_claims(manifests: Sequence[Mapping[str, Any]], context: CacheContext) -> tuple[str, ...]:
     """Return the names of the desired PVCs that exist already and that the operator did not create."""
     names = [str(manifest["metadata"]["name"]) for manifest in manifests if manifest["kind"] == _CLAIM]
-    return tuple(name for name in names if (live := context.claims.get(name)) is not None and not is_created_by_operator(live))
+    return tuple(name for name in names if (live := context.claims.get(name)) is not None and not is_claim_of_operator(live))
 
 
 def too_small(claim: Mapping[str, Any] | None, needed: int | None) -> tuple[int, int] | None:
@@ -288,7 +288,7 @@ def find_orphans(claims: Iterable[dict[str, Any]], resources: Iterable[Manifest]
         namespace, name = reading.text(metadata, "namespace"), reading.text(metadata, "name")
         is_used = (namespace, name) in named or any(user.uid in uids for user in read_users(claim, ""))
         is_used = is_used or (namespace, reading.text(metadata, "labels", INSTANCE_LABEL)) in existing
-        if is_created_by_operator(claim) and not (is_used or is_terminating(claim) or sequence(metadata.get("ownerReferences"))):
+        if is_claim_of_operator(claim) and not (is_used or is_terminating(claim) or sequence(metadata.get("ownerReferences"))):
             found.append(claim)
     return found
 

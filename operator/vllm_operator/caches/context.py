@@ -46,7 +46,7 @@ class CacheContext:
     holder: Manifest | None = None  # the other VLLMDeployment that holds the priming lease
     holder_pods: tuple[PodView, ...] = ()
     primer_patience_seconds: int = PRIMER_PATIENCE_SECONDS
-    is_rollout: bool = False  # the Deployment has the Pod template of another plan, and does not differ for another reason
+    is_rollout: bool = False  # the live Deployment has another Pod template, from another ControllerRevision
     device: str = "GPU"  # the kind of device that each Pod requests, in words
     room: Room | None = None  # the devices for Pods of the plan; None if unknown
     hold: HeldRollout | None = None  # what the rollout waits for (`vllm_operator.caches.rollout`)

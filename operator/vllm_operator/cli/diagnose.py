@@ -16,7 +16,7 @@ from vllm_operator.cli.inputs import InputError, add_output, name_of_file, print
 from vllm_operator.cli.pasted_logs import read_logs, severity
 from vllm_operator.cli.terminal import paragraph
 from vllm_operator.logs.parser import StartupParser
-from vllm_operator.logs.ranks import Standing
+from vllm_operator.logs.ranks import GroupStanding
 from vllm_operator.logs.state import Crash, Progress, Stage, StartupState
 from vllm_operator.text.wording import count
 
@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     state = parser.final_state
     if group is not None and not group.is_told_by_one_log:
         parser = group.parsers.get(-1 if group.diagnosis.rank is None else group.diagnosis.rank, parser)
-        state = replace(parser.final_state, crash=group.diagnosis.crash if group.diagnosis.standing is Standing.CRASHED else None)
+        state = replace(parser.final_state, crash=group.diagnosis.crash if group.diagnosis.standing is GroupStanding.CRASHED else None)
     if arguments.output:
         told = as_json(state) | ({"container": name} if len(found) > 1 and group is None else {})
         told |= {"group": group_as_json(group, _crash(group.diagnosis.crash))} if group is not None else {}

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from vllm_operator.catalog.startup import StartupKnowledge
 from vllm_operator.cli.terminal import paragraph
 from vllm_operator.logs.parser import StartupParser
-from vllm_operator.logs.ranks import GroupDiagnosis, Rank, Standing, diagnose_ranks
+from vllm_operator.logs.ranks import GroupDiagnosis, GroupStanding, Rank, diagnose_ranks
 from vllm_operator.logs.state import Crash, Stage
 from vllm_operator.text.wording import count
 
@@ -26,8 +26,8 @@ class Group(NamedTuple):
     def is_told_by_one_log(self) -> bool:
         """Whether the only log that was given says everything."""
         (only, *others), found = self.ranks, self.diagnosis
-        is_elsewhere = found.standing is Standing.WAITING or (
-            found.standing is Standing.CRASHED and (found.rank, found.crash) != (only.number, only.crash)
+        is_elsewhere = found.standing is GroupStanding.WAITING or (
+            found.standing is GroupStanding.CRASHED and (found.rank, found.crash) != (only.number, only.crash)
         )
         return not others and not is_elsewhere
 
@@ -99,11 +99,11 @@ def _headline(group: Group) -> str:
     what = _name(found.crash) if found.crash is not None else ""
     has_served = any(it.stage is Stage.READY for it in group.ranks)
     match found.standing:
-        case Standing.CRASHED:
+        case GroupStanding.CRASHED:
             return f"Crashed{' while serving' if has_served else ''}: {what}, {group.where(found.rank)}"
-        case Standing.WAITING:
+        case GroupStanding.WAITING:
             return f"Waiting for {group.where(found.rank)}: {what}" if found.rank is not None else f"Waiting: {what}"
-        case Standing.SERVING:
+        case GroupStanding.SERVING:
             return "Started: the server is ready"
     return f"Not ready and not crashed: {group.where(found.rank)} has made the least progress"
 

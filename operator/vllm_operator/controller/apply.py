@@ -176,7 +176,7 @@ class Applier:
         has_new_plan = applied_revision(desired) not in ("", applied_revision(child))
         if child is None:
             # Without force: an object of this name without the operator's labels belongs to another owner.
-            # An apply of a PVC with a version that no object has fails if the PVC exists.
+            # With a resourceVersion that no object has, the apply creates a PVC, and fails if it exists.
             metadata = digested["metadata"] | ({"resourceVersion": "1"} if desired["kind"] == kube.CLAIM.kind else {})
             child = await self.client.apply({**digested, "metadata": metadata}, manager=labels.FIELD_MANAGER, force=False)
             self._wrote("apply", child, result)

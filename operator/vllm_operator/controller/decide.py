@@ -124,7 +124,7 @@ def promise_of(snapshot: Snapshot, decision: Decision) -> Promise | None:
 def keep_all(snapshot: Snapshot, outcome: Outcome) -> Decision:
     """Keep all children: an invalid spec is no reason to stop a running engine. Only scale down if the spec asks for it."""
     deployment, spec = snapshot.deployment, snapshot.resource.spec
-    pods = template_spec(snapshot.workload)
+    pods = template_spec(snapshot.found_workload)
     address = cache_address(pods)
     is_fewer = deployment is not None and spec.replicas < (reading.integer(deployment, "spec", "replicas") or 0)
     return Decision(

@@ -326,7 +326,7 @@ class Follower:
         self._published: StartupState | None = None
         self._published_at = 0.0
         self._stop_at: float | None = None
-        self._dead = run.previous or run.ended_at is not None
+        self._run_ended = run.previous or run.ended_at is not None
         self._began_as_previous = run.previous
         self._has_read_end = False
         self._outcome: ReadOutcome | LogProblem | None = None
@@ -337,7 +337,7 @@ class Follower:
     @property
     def state(self) -> StartupState | None:
         """The state of the run at the last significant change; None if nothing could be read."""
-        if self._published is None or ((self._finished or self._dead) and not self._log.latest.lines):
+        if self._published is None or ((self._finished or self._run_ended) and not self._log.latest.lines):
             return self.former.state if self.former is not None else None
         # These two show whether the start is alive, so they are always current.
         return replace(self._published, last_line_at=self._log.latest.last_line_at, lines=self._log.latest.lines)
@@ -368,10 +368,10 @@ class Follower:
         if run.previous and not self._began_as_previous and run.ended_at is not None:
             is_empty = self._finished and not self._log.latest.lines
             is_missed = is_missed or is_empty or self._log.is_unsure or self._log.begins_after(run.ended_at)
-        if not self._dead:
+        if not self._run_ended:
             self._stop_at = self._clock() + LINGER_SECONDS  # the open stream may belong to the next run and never end
             self._wake.set()
-        self.run, self._dead = run, True  # the log is read to its end even if the Pod served before
+        self.run, self._run_ended = run, True  # the log is read to its end even if the Pod served before
         return is_missed and run.ended_at is not None
 
     def is_credible(self) -> bool:
@@ -409,12 +409,12 @@ class Follower:
     async def _read_all(self) -> None:
         """Read until the run is over or the Pod serves. Raises only errors of the parser."""
         tries = misses = 0
-        while self._dead or not self._is_due() or self._outcome is ReadOutcome.POLLED:
-            was_dead, lines = self._dead, self._log.latest.lines
+        while self._run_ended or not self._should_stop() or self._outcome is ReadOutcome.POLLED:
+            had_ended, lines = self._run_ended, self._log.latest.lines
             outcome = self._outcome = await self._attempt()
             tries = 0 if self._log.latest.lines > lines else tries + 1
-            misses += was_dead and outcome in (ReadOutcome.DOUBTFUL, LogProblem.GONE)  # the kubelet does not have the log, or not yet
-            self._has_read_end = was_dead and (outcome is ReadOutcome.END or misses >= ENDED_TRIES)
+            misses += had_ended and outcome in (ReadOutcome.DOUBTFUL, LogProblem.GONE)  # the kubelet does not have the log, or not yet
+            self._has_read_end = had_ended and (outcome is ReadOutcome.END or misses >= ENDED_TRIES)
             # Only the end of a stream needs a look at the Pod. Anything else says nothing about it, and the watch reports its end.
             if self._has_read_end or (outcome in (ReadOutcome.END, ReadOutcome.DOUBTFUL) and await self._is_over()):
                 return
@@ -447,9 +447,9 @@ class Follower:
         return problem
 
     async def _read(self) -> ReadOutcome:
-        is_scarce, was_due, was_dead = self._slots.waiting > 0, self._is_due(), self._dead
+        is_scarce, should_stop, had_ended = self._slots.waiting > 0, self._should_stop(), self._run_ended
         # a kubelet without an inotify instance left refuses to follow, and may not refuse to read
-        follow = not (was_dead or was_due or is_scarce or isinstance(self._outcome, LogProblem))
+        follow = not (had_ended or should_stop or is_scarce or isinstance(self._outcome, LogProblem))
         self._log.reopen(previous=self.run.previous, skips=self._tail_lines is not None)
         request = LogRequest(
             namespace=self.run.namespace,
@@ -458,7 +458,7 @@ class Follower:
             follow=follow,
             previous=self.run.previous,
             since=self._log.lines.since,
-            limit_bytes=REPLAY_BYTES if was_dead else None,
+            limit_bytes=REPLAY_BYTES if had_ended else None,
             tail_lines=self._tail_lines,
         )
         began = self._clock()
@@ -476,9 +476,9 @@ class Follower:
         finally:
             stream.cancel()
             await asyncio.gather(stream, return_exceptions=True)
-        if self._tail_lines is not None or (was_due and not was_dead):
+        if self._tail_lines is not None or (should_stop and not had_ended):
             return ReadOutcome.CLOSED
-        if is_scarce and not was_dead:
+        if is_scarce and not had_ended:
             return ReadOutcome.POLLED
         return ReadOutcome.DOUBTFUL if self._log.is_unsure or not self._log.latest.lines else ReadOutcome.END
 
@@ -519,7 +519,7 @@ class Follower:
     def _should_close(self, began: float) -> bool:
         """Return whether a followed stream should be closed: the Pod serves, no line arrives, or another log needs the slot."""
         open_seconds = self._clock() - began
-        if self._is_due() or (not self._is_open and open_seconds >= SILENT_SECONDS):
+        if self._should_stop() or (not self._is_open and open_seconds >= SILENT_SECONDS):
             return True
         return open_seconds >= TURN_SECONDS and self._slots.should_leave()
 
@@ -528,7 +528,8 @@ class Follower:
             return QUIET_SECONDS
         return min(TURN_SECONDS, INTERVAL_SECONDS, SILENT_SECONDS)
 
-    def _is_due(self) -> bool:
+    def _should_stop(self) -> bool:
+        """Return whether the Pod serves and its last lines have had time to arrive. An ended run is read to its end all the same."""
         return self._stop_at is not None and self._clock() >= self._stop_at
 
     def _pause_seconds(self, outcome: ReadOutcome | LogProblem, tries: int) -> float:
@@ -539,9 +540,9 @@ class Follower:
 
     async def _rest(self, seconds: float) -> None:
         """Wait before the next attempt, or until the run ends or its Pod serves."""
-        until, dead = self._clock() + seconds, self._dead
-        while self._dead == dead:
-            end = until if self._stop_at is None or self._dead else min(until, self._stop_at)
+        until, ended = self._clock() + seconds, self._run_ended
+        while self._run_ended == ended:
+            end = until if self._stop_at is None or self._run_ended else min(until, self._stop_at)
             if (left := end - self._clock()) <= 0:
                 return
             await self._sleep(left)
@@ -568,7 +569,7 @@ class Follower:
         if ended is None and restarts > self.run.restarts:
             ended = replace(self.run, previous=True)
         self.run = ended or self.run
-        self._dead = self._dead or ended is not None or "running" not in (status.get("state") or {})
+        self._run_ended = self._run_ended or ended is not None or "running" not in (status.get("state") or {})
         return False
 
     def _catch_up(self) -> None:
@@ -586,7 +587,7 @@ class Follower:
         self._changed()
 
     def _finish(self) -> None:
-        self._log.end(has_ended=self._dead)
+        self._log.end(has_ended=self._run_ended)
         if self.unread is not None and self.unread.problem is LogProblem.PENDING and self._has_read_end:
             self.unread = None  # the log is empty
         if self._published is None or not is_same(self._published, self._log.latest):

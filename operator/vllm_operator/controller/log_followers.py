@@ -64,7 +64,7 @@ class Followers:
             fetches = has_role(pod, Role.FETCHING)
             runs = runs_to_follow(pod, FETCH_WEIGHTS_CONTAINER if fetches else CONTAINER)
             self._read_missed(key, uid, pod)
-            place = place_of(pod)  # a follower is always Ready, and serves if its leader does
+            place = place_of(pod)  # a Pod of a group that is not the leader is always Ready, and serves if the leader does
             serves = is_ready(pod) and not fetches and (place is None or (place[0], 0) in serving)
             if not serves or pod["metadata"]["name"] in starting:
                 for run in runs:

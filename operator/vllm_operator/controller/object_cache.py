@@ -206,7 +206,7 @@ class CacheUpdater:
 
     cache: ObjectCache
     changed: Callable[[Key], None]
-    """Called with the key of each VLLMDeployment that has changed itself or in its preset."""
+    """Called with the key of each VLLMDeployment that has changed, or whose preset has."""
     child_changed: Callable[[Key], None]
     """Called with the key of each VLLMDeployment of which a child has changed."""
     resync: Callable[[Key], None]

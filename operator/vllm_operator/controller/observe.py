@@ -28,7 +28,7 @@ from vllm_operator.caches.claims import (
     ClaimUser,
     Removal,
     find_removal_candidates,
-    is_created_by_operator,
+    is_claim_of_operator,
     is_recent,
     is_terminating,
     lender_of,
@@ -137,14 +137,14 @@ class Snapshot:
         return find_child(self.children, kind, self.resource.metadata.name)
 
     @property
-    def workload(self) -> Manifest | None:
-        """The object that runs the replicas, which may have another owner."""
+    def found_workload(self) -> Manifest | None:
+        """The Deployment or LeaderWorkerSet with the name of the VLLMDeployment, which may have another owner."""
         return find_workload(self.children, self.resource.metadata.name)
 
     @property
     def deployment(self) -> Manifest | None:
-        """The Deployment or LeaderWorkerSet of the replicas that this VLLMDeployment controls and that is not being deleted."""
-        return self._own(self.workload)
+        """The same, if this VLLMDeployment controls it and it is not being deleted."""
+        return self._own(self.found_workload)
 
     @property
     def primer(self) -> Manifest | None:
@@ -219,8 +219,8 @@ class Observer:
         if isinstance(inventory, Verdict):
             is_passing = may_roll_out and inventory.reason == Reason.NODES_UNREADABLE and _is_in_force(snapshot.resource)
             return replace(pending, wait_seconds=UNREADABLE_SECONDS) if is_passing else snapshot  # a rollout must not begin by mistake
-        pods, now = snapshot.pods, snapshot.now
-        used = await self.inventory.count_used(snapshot.resource, inventory, pods, now=now, with_promised=may_roll_out)
+        # This lists Pods, and so waits, only if they were not listed for a choice of the GPU.
+        used = await self.inventory.count_used(resource, inventory, snapshot.pods, now=snapshot.now, with_promised=may_roll_out)
         return replace(snapshot, devices=used)
 
     async def _get(self, kind: Kind, name: str, namespace: str) -> Manifest | None:
@@ -360,7 +360,7 @@ class Observer:
     async def _with_claims(self, snapshot: Snapshot, known: Mapping[str, Manifest]) -> Snapshot:
         resource, (namespace, own_name) = snapshot.resource, snapshot.key
         names = claims_to_read(resource, snapshot.manifest.get("spec"), snapshot.deployment)
-        # Only a missing PVC keeps a Pod from every node, whatever the PVC is for.
+        # A Pod with a missing PVC fits no node. So the other named PVCs are read only while a Pod has no node.
         named = dict(named_claims(resource.spec.to_json())) if any(not pod.node for pod in snapshot.pods) else {}
         claims = await self._read_claims(namespace, names | named.keys(), known)
         missing = {name: field for name, field in named.items() if name not in claims}
@@ -370,7 +370,7 @@ class Observer:
             for holder in {lease.name for lease in read_leases(claim) if lease.uid != resource.metadata.uid}:
                 peers[holder] = await self._get(kube.VLLM_DEPLOYMENT, holder, namespace)
                 peer_pods[holder] = await self._find_pods(namespace, holder)
-            if is_terminating(claim) or not is_created_by_operator(claim):
+            if is_terminating(claim) or not is_claim_of_operator(claim):
                 continue
             recorded = read_users(claim, resource.metadata.uid)
             users[name] = tuple([user for user in recorded if await self._is_valid(user, namespace, name)])

@@ -53,7 +53,7 @@ def is_of_earlier(child: Manifest, owner: Manifest) -> bool:
 def is_created_by_operator(child: Manifest, owner: Manifest) -> bool:
     """Return whether the operator created an object with the name of a desired child. The operator adopts an orphaned object again."""
     if child["kind"] == CLAIM.kind:
-        return claims.is_created_by_operator(child)
+        return claims.is_claim_of_operator(child)
     return is_controlled_by(child, owner) or find_applied(child) is not None
 
 

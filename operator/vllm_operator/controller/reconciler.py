@@ -2,7 +2,7 @@
 
     observe -> decide -> act -> report
 
-`observe` reads, `decide` is a pure function, and `act` writes the objects. `report` reads what explains the state of the Pods by now,
+`observe` reads, `decide` is a pure function, and `act` writes the objects. `report` reads what explains the present state of the Pods,
 records on the ControllerRevision what became of its plan, writes events and status, and deletes stalled Pods. A reconciliation may end
 after any write, with an error or because the operator is killed; the next one completes it.
 """

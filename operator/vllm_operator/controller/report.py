@@ -20,7 +20,7 @@ from vllm_operator.api.status import CacheStatus, VLLMDeploymentStatus
 from vllm_operator.caches.claims import describe_kept_owner, describe_lender, find_other_owners, may_ask_for_deletion
 from vllm_operator.caches.context import is_follower, is_primer, is_replica
 from vllm_operator.controller.act import ActionResult
-from vllm_operator.controller.apply import Refusal
+from vllm_operator.controller.apply import Applied, Refusal
 from vllm_operator.controller.explanation_reader import ExplanationReader
 from vllm_operator.controller.log_followers import CATCH_UP_SECONDS, Followers
 from vllm_operator.controller.metrics import Metrics
@@ -36,7 +36,7 @@ from vllm_operator.pods.view import Phase, PodView, has_run
 from vllm_operator.rendering.revision import applied_revision, find_revision
 from vllm_operator.status.events import describe_restored
 from vllm_operator.status.observation import Observation
-from vllm_operator.status.report import Report, report, status_with_failure
+from vllm_operator.status.report import REAPPLY_LIMIT_SECONDS, Report, report, status_with_failure
 from vllm_operator.text import wording
 
 log = logging.getLogger(__name__)
@@ -45,8 +45,6 @@ ACT_SECONDS = 0.1
 """Delay until a remedy is carried out, or space is freed after a crash. The next reconciliation does it, because it reads the status."""
 DELETION_SECONDS = 1.0
 """Delay until the next reconciliation while a child is being deleted. Usually a watch event comes earlier."""
-REFUSED_SECONDS = 30.0
-"""Delay until a refused child is applied again: a quota may be raised, or a kind that the API server has just learned be accepted."""
 ROLLOUT_SECONDS = 2.0
 """Maximum delay between a change of the Deployment and the status. Usually a watch event of its controller comes earlier."""
 
@@ -84,10 +82,8 @@ class Reporter:
         recorded = reading.sequence(reading.mapping(snapshot.manifest, "status").get("avoidedNodes"))
         must_act = _decisions(before) != _decisions(now) or len(recorded) != len(now.avoided_nodes or ())
         # Events, caches and why they were not filled before a rollout may only be known now.
-        is_lasting = must_act or _facts(before.cache) != _facts(now.cache) or reported.events or result.activity.skipped
-        is_applied = applied.written and applied.failure is None
-        if before.plan is not None and is_applied and not is_lasting and not _is_seen(observed.deployment):
-            # Until the controller has seen the change, nobody knows whether it replaces Pods. The next reconciliation reports in any case.
+        is_news = must_act or _facts(before.cache) != _facts(now.cache) or reported.events or result.activity.skipped
+        if before.plan is not None and not is_news and _awaits_controller(applied, observed.deployment):
             return Result("waiting", ROLLOUT_SECONDS)
         failed = find_revision(snapshot.revisions, now.rollback.failed) if now.rollback is not None and now.rollback.revision else None
         if failed is not None:
@@ -100,7 +96,7 @@ class Reporter:
             return Result("waiting", DELETION_SECONDS)
         times = [seconds for seconds in (reported.requeue_after_seconds, look_again) if seconds is not None]
         if applied.refusals or any(problem.reason == Reason.APPLY_FAILED for problem in (*result.exposure.problems, *result.scaling)):
-            times.append(REFUSED_SECONDS)
+            times.append(REAPPLY_LIMIT_SECONDS)
         return Result("refused" if applied.refusals else "success", min(times, default=None))
 
     async def report_failure(self, manifest: Manifest, reason: str, message: str) -> None:
@@ -137,7 +133,7 @@ class Reporter:
         errors = [str(it) for it in applied.refusals if it not in unchanged]
         errors += [f"The API server refused an object: {applied.failure}"] if isinstance(applied.failure, Forbidden | Invalid) else []
         notes = [_describe_refused_claim(it, claims[it.name]) for it in unchanged] or _claim_notes(snapshot, result)
-        deployment = snapshot.workload
+        deployment = snapshot.found_workload
         of_earlier = deployment is not None and is_of_earlier(deployment, snapshot.manifest)
         observation = Observation(
             resource=resource,
@@ -230,10 +226,10 @@ def _facts(cache: CacheStatus | None) -> CacheStatus | None:
     return cache.model_copy(update={"reason": None, "message": None}) if cache is not None else None
 
 
-def _is_seen(deployment: Mapping[str, Any] | None) -> bool:
-    """Return whether the controller has seen the current spec of a Deployment."""
+def _awaits_controller(applied: Applied, deployment: Mapping[str, Any] | None) -> bool:
+    """Return whether the Deployment's controller has not seen what was just written: nobody knows yet whether it replaces Pods."""
     seen, generation = reading.integer(deployment, "status", "observedGeneration"), reading.integer(deployment, "metadata", "generation")
-    return deployment is None or (seen or 0) >= (generation or 0)
+    return bool(applied.written) and applied.failure is None and (seen or 0) < (generation or 0)
 
 
 def _decisions(status: VLLMDeploymentStatus) -> tuple[object, ...]:

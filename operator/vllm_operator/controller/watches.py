@@ -54,7 +54,7 @@ class Watches:
     notice: Callable[[Kind, Manifest, bool], None]
     """Takes the kind and the object of each watch event, and whether the object was deleted."""
     listed: Callable[[Kind], None]
-    """Called with the kind of each list, which starts a watch."""
+    """Called with a kind whenever kopf has listed it, just before its watch begins."""
     started: Callable[..., Awaitable[None]]
     """Called when kopf has started."""
     stopped: Callable[..., Awaitable[None]]

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 OUTAGE_SECONDS = 3.0
 """Maximum delay between attempts while the API server is unavailable, and so maximum delay after it is back."""
-REFUSED_SECONDS = 5.0
+LASTING_ERROR_SECONDS = 5.0
 """Minimum delay after an error that does not resolve itself: a missing permission, a bug."""
 
 
@@ -64,13 +64,13 @@ class Workers:
         except ClusterError as error:
             name = "refused"
             log.warning("the API server refused a request: %s", error)
-            self.queue.add_rate_limited(key, at_least=REFUSED_SECONDS)
+            self.queue.add_rate_limited(key, at_least=LASTING_ERROR_SECONDS)
         except asyncio.CancelledError:
             self.queue.add_rate_limited(key)  # if only this task was cancelled, nothing else would add the key
             raise
         except Exception as error:
             log.exception("the operator failed on this object; please report this")
-            self.queue.add_rate_limited(key, at_least=REFUSED_SECONDS)
+            self.queue.add_rate_limited(key, at_least=LASTING_ERROR_SECONDS)
             await self._report_bug(key, error)
         else:
             name = result.name

@@ -43,7 +43,7 @@ _INSTEAD = " instead of "
 
 
 class Standing(Enum):
-    """Whether a plan in force may change by itself."""
+    """Whether a plan is in force, and may change by itself."""
 
     NEW = "no plan is in force, or the plan in force is compared with one for which the GPU is chosen again"
     OPEN = "no engine has run with it and no Pod has a node, so another GPU may be chosen"

@@ -188,8 +188,8 @@ def _findings(observed: Observation) -> Iterator[Finding]:
         if view.phase is Phase.FAILED:
             yield _failed(observed, view)
         elif view.state is not None and crashes_at is not None and crashes_at <= observed.now:
-            hung = Termination(run=view.restarts, exit_code=None, reason="", message="", signal=None, finished_at=view.state.last_line_at)
-            yield _crashed(observed, view, hung, view.state.crash)
+            end = Termination(run=view.restarts, exit_code=None, reason="", message="", signal=None, finished_at=view.state.last_line_at)
+            yield _crashed(observed, view, end, view.state.crash)
         elif ended is not None and view.phase not in (Phase.TERMINATING, Phase.CONTAINER_FAILED):
             yield _crashed(observed, view, ended if view.uid in with_messages else replace(ended, message=""))
         elif (known := _crash_before(observed, view)) is not None:
@@ -205,7 +205,7 @@ def _failed(observed: Observation, view: PodFacts) -> Finding:
 
 
 def _crashed(observed: Observation, view: PodFacts, ended: Termination, known: Crash | None = None) -> Finding:
-    """Return the end of a run of a container. `known`: the crash in the log of a container that still runs."""
+    """Return the crash with which a run has ended. `known`: the crash in the log of a container that still runs."""
     state = None if view.container else observed.startups.get((view.uid, ended.run))
     unread = observed.unread_logs.get((view.uid, ended.run)) if state is None and not view.container else None
     if state is not None and state.skipped_seconds:
@@ -286,7 +286,7 @@ def _better(observed: Observation, previous: CrashStatus | None, found: CrashSta
 
 
 def _weight(observed: Observation, crash: CrashStatus) -> int:
-    """Rate a description: nothing, an unnamed error, a weak cause, a cause, a cause by a user-defined signature."""
+    """Rate a description: log still unread, unreadable, empty, an unnamed error, a weak cause, a cause, one by a user's signature."""
     if crash.signature == UNKNOWN:
         cause = crash.cause or ""
         problem = _problem(observed, cause)

@@ -36,7 +36,7 @@ from vllm_operator.caches.claims import ClaimHolder
 from vllm_operator.inventory.pools import Inventory, Taint
 from vllm_operator.inventory.room import Room
 from vllm_operator.logs.progress import allowed_silence_seconds, infer_silence
-from vllm_operator.logs.ranks import LOST, GroupDiagnosis, Rank, Standing, diagnose_ranks
+from vllm_operator.logs.ranks import LOST, GroupDiagnosis, GroupStanding, Rank, diagnose_ranks
 from vllm_operator.logs.state import CacheEvidence, Crash, Stage, StartupState, UnreadLog
 from vllm_operator.logs.termination import SAYS_NOTHING
 from vllm_operator.planning.outcome import Outcome
@@ -158,7 +158,7 @@ class GroupFacts:
         """The root cause, if another Pod has it or it is not an error in this Pod's log."""
         found = self.diagnosis
         is_own = found.crash is None or (found.rank == self.rank and found.crash.signature != LOST)
-        return None if is_own or found.standing is not Standing.CRASHED else found.crash
+        return None if is_own or found.standing is not GroupStanding.CRASHED else found.crash
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +329,7 @@ def _represent(observed: Observation, leader: PodView) -> PodFacts:
     }
     found = diagnose_ranks([_rank(observed, number, member) for number, member in members.items()], observed.knowledge.startup)
     worst = min(members, key=lambda number: members[number].severity)
-    if found.standing is Standing.CRASHED:
+    if found.standing is GroupStanding.CRASHED:
         failed = [number for number, it in members.items() if it.phase is not Phase.TERMINATING and (it.termination or _crash(it))]
         worst = found.rank if found.rank in failed else min(failed, key=lambda number: _ended(members[number]), default=worst)
     size = max((observed.plan.nodes if observed.plan is not None else None) or 2, *(number + 1 for number in members))

@@ -14,7 +14,7 @@ from vllm_operator.api.spec import AcceleratorSpec
 from vllm_operator.api.status import ConditionStatus, RemediationStatus, StartupStatus
 from vllm_operator.api.workload import LOG_OF_GROUPS, is_of_groups
 from vllm_operator.inventory.pools import GPU_TAINT, Taint
-from vllm_operator.logs.ranks import Standing
+from vllm_operator.logs.ranks import GroupStanding
 from vllm_operator.pods.view import Phase
 from vllm_operator.status.claims import one_node, space_verdict, wrong_claim
 from vllm_operator.status.gate import describe_gate
@@ -86,7 +86,7 @@ def progress(observed: Observation, block: StartupStatus | None, remediation: Re
 def pod_text(observed: Observation, view: PodFacts, block: StartupStatus | None = None) -> str:
     """Describe the state of one Pod, and the fix."""
     text, state = _state_text(observed, view, block), view.state
-    if view.group is not None and view.group.diagnosis.standing is not Standing.CRASHED:
+    if view.group is not None and view.group.diagnosis.standing is not GroupStanding.CRASHED:
         text = observed.messages.fit("pods.of_group", shrink=("text",), text=text, pod=view, group=view.group, controller_log=LOG_OF_GROUPS)
     if state is None or not state.skipped_seconds:
         return text

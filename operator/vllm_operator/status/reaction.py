@@ -1,4 +1,4 @@
-"""The reaction to crashes, stalled starts and damaged caches. Only `react` decides it, and `rollback.decide_rollback` for revisions.
+"""The reaction to crashes, stalled starts and damaged caches. `rollback` decides about revisions, `bad_nodes` about avoided nodes.
 
 A decision is written to the status first. The next reconciliation carries it out from there (`remedies`), so an operator that exits in
 between continues after its restart, and repeated observations give one decision. Only stalled Pods are deleted by the same reconciliation,

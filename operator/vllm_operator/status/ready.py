@@ -1,4 +1,4 @@
-"""Ready, which summarizes the most important problem, Available, Crashed and Stalled.
+"""Conditions: Ready (the most important problem), Available, Crashed, Hung, Stalled.
 
 Cause and remedy of a crash come from its signature (`catalog/data/signatures.yaml`), the sentences around them from
 `catalog/data/messages.yaml`.

@@ -33,7 +33,7 @@ UNREADABLE_SECONDS = 3
 _SIZED = (Reason.NO_MATCHING_GPU, Reason.DOES_NOT_FIT, Reason.MODEL_SIZE_UNKNOWN)
 _RETRIED = (*_SIZED, Reason.PERMISSION_MISSING, Reason.REVISION_REFUSED)
 """Reasons for which there is no plan, and that may be resolved without a watch event."""
-REFUSED_SECONDS = (5.0, 60.0)
+REAPPLY_SECONDS, REAPPLY_LIMIT_SECONDS = 5.0, 30.0
 """Minimum and maximum interval between attempts to apply a refused object. A quota may be raised, or a webhook recover."""
 
 
@@ -160,8 +160,7 @@ def _seconds_to_next_try(observed: Observation) -> float:
     ready = conditions.find_condition(observed.previous.conditions, READY)
     since = reading.moment(ready.last_transition_time) if ready is not None else None
     waited = (observed.now - since).total_seconds() if since is not None else 0.0
-    least, most = REFUSED_SECONDS
-    return min(most, max(least, waited / 2))
+    return min(REAPPLY_LIMIT_SECONDS, max(REAPPLY_SECONDS, waited / 2))
 
 
 _STALLED = "The spec must change. See condition Ready."
