@@ -420,10 +420,10 @@ def test_a_service_with_another_name_is_told(tmp_path: Path, run: Run) -> None:
 def test_fields_that_nothing_reads_are_told(tmp_path: Path, run: Run) -> None:
     manifest = deployment("vllm", "serve", "a/b", livenessProbe={"httpGet": {"path": "/health"}}, readinessProbe={"periodSeconds": 5})
     manifest["metadata"] |= {"labels": {"team": "x"}, "uid": "1", "annotations": {"deployment.kubernetes.io/revision": "1"}}
-    manifest["spec"]["strategy"] = {"rollingUpdate": {"maxSurge": "50%", "maxUnavailable": "25%"}}
+    manifest["spec"] |= {"future": "x", "revisionHistoryLimit": 10}
     templates = {"kind": "ConfigMap", "metadata": {"name": "templates"}, "data": {"a": "b"}}
     report = imported(run, tmp_path, manifest, templates)[1]
-    assert "Unread: Deployment a: metadata.labels, spec.strategy. ConfigMap templates. Keep it if the engine uses it." in report
+    assert "Unread: Deployment a: metadata.labels, spec.future. ConfigMap templates. Keep it if the engine uses it." in report
     lora = {"adapters": [{"name": "law", "uri": "hf://a/law", "memory": "1Gi"}]}
     engine = {"name": "main", "image": "vllm/vllm-openai:v0.30.0", "stdin": True}
     resources = {"limits": {"nvidia.com/gpu": 1}}
@@ -433,12 +433,6 @@ def test_fields_that_nothing_reads_are_told(tmp_path: Path, run: Run) -> None:
     assert "LLMInferenceService n: spec.model.lora.adapters[law].memory, spec.template.containers[main].lora. Advice" in report
     stack = {"servingEngineSpec": {"modelSpec": [{"name": "m", "modelURL": "a/b", "hf_token": {"secretName": "s", "future": "x"}}]}}
     assert "values: servingEngineSpec.modelSpec[m].hf_token.future. Advice" in imported(run, tmp_path, stack)[1]
-
-
-def test_a_file_with_many_fields_is_checked_in_part(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm_operator.cli.imports.unread._LIMIT", 1)
-    report = imported(run, tmp_path, deployment("vllm", "serve", "a/b", env=[{"name": "A", "value": "b"}]))[1]
-    assert "too many fields to check them all" in report
 
 
 JSON = st.recursive(

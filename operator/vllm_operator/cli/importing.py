@@ -12,16 +12,13 @@ import yaml
 
 from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.cli.documents import read_objects
-from vllm_operator.cli.imports.engine import Report
 from vllm_operator.cli.imports.sources import find_engines
 from vllm_operator.cli.imports.translation import translate
-from vllm_operator.cli.imports.unread import unread
-from vllm_operator.cli.inputs import InputError, add_namespace, invalid
+from vllm_operator.cli.inputs import add_namespace, invalid
 from vllm_operator.cli.terminal import section
 from vllm_operator.planning.validation import violations
 
 _LAST = ("", "Look at the plan before you apply it: vllm-operator plan -f FILE --nodes nodes.yaml", "")
-_UNREAD = "This command does not read the fields under Unread. Add what you need of them to the spec, or to spec.podTemplate."
 _LIVE = ("deployment/", "deploy/", "deployments/")
 
 
@@ -46,20 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the VLLMDeployments and the reports. Return the exit status."""
     objects = _read(arguments)
     catalog = load_catalog()
-
-    def convert(given: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any], Report]]:
-        return [(engine.source, *translate(engine, catalog, model=arguments.model)) for engine in find_engines(given)]
-
-    def outcome(given: Sequence[Mapping[str, Any]]) -> object:
-        try:
-            return convert(given)
-        except InputError as error:
-            return str(error)
-
-    results = convert(objects)
-    if found := unread(objects, outcome):
-        results[0][2].unread += found
-        results[0][2].advice.append(_UNREAD)
+    results = [(engine.source, *translate(engine, catalog, model=arguments.model)) for engine in find_engines(objects)]
     manifests = [manifest for _, manifest, _ in results]
     for manifest in manifests:
         if problems := violations(manifest):

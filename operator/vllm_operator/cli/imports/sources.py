@@ -7,7 +7,7 @@ from typing import Any
 
 from vllm_operator.api.reading import Manifest, integer, mapping, named, objects, read_bytes, read_integer, sequence, text
 from vllm_operator.cli.imports.engine import Engine, ImportRefusedError, Report, put, split_words, words_of_settings
-from vllm_operator.cli.imports.tables import load_tables
+from vllm_operator.cli.imports.tables import find_unread, load_tables
 from vllm_operator.inventory.pools import GPU_RESOURCE
 from vllm_operator.planning.engine.image import split_image
 from vllm_operator.planning.pod_template import SELECTOR_LABELS
@@ -39,6 +39,8 @@ _OF_TOOLS = (
 )
 _RENDERED = ("HelmRelease", "HelmChart", "Kustomization", "Application", "ApplicationSet")
 _READ_WITH_ENGINES = ("Service", "ServingRuntime", "ClusterServingRuntime", "Model", "LoraAdapter", "Secret", "ConfigMap")
+_BESIDE = ("Secret", "ConfigMap")
+_UNREAD = "This command does not read the fields under Unread. Add what you need of them to the spec, or to spec.podTemplate."
 _WAYS_OUT = {
     "running": "vLLM runs in {}, a kind that this command does not read: write its Pod template as a Deployment. ",
     "rendered": "Render {} first (helm template, kustomize build), and import the result. ",
@@ -66,6 +68,10 @@ def find_engines(given: Iterable[Manifest]) -> list[Engine]:
     if missed:
         way_out = _way_out([each for each in missed if _runs_engine(each)])
         engines[0].report.dropped.append(f"Not imported: {', '.join(map(_named, missed))}. {way_out}".rstrip())
+    report = engines[0].report
+    report.unread += [f"{_named(each, 'values')}: {', '.join(paths)}." for each in found if (paths := find_unread(each))]
+    report.unread += [f"{_named(each)}. Keep it if the engine uses it." for each in found if text(each, "kind") in _BESIDE]
+    report.advice += [_UNREAD] if report.unread else []
     return engines
 
 
@@ -77,8 +83,8 @@ def _way_out(missed: Sequence[Manifest]) -> str:
     return told and f"{told}A Deployment that runs in the cluster can be imported, too: vllm-operator import deployment/NAME. "
 
 
-def _named(manifest: Manifest) -> str:
-    return f"{text(manifest, 'kind') or 'an object without a kind'} {text(manifest, 'metadata', 'name')}".rstrip()
+def _named(manifest: Manifest, other: str = "an object without a kind") -> str:
+    return f"{text(manifest, 'kind') or other} {text(manifest, 'metadata', 'name')}".rstrip()
 
 
 def _runs_engine(manifest: Manifest) -> bool:
@@ -402,6 +408,7 @@ def _of_dynamo(manifest: Manifest) -> list[Engine]:
         engine = _of_platform(manifest, "DynamoGraphDeployment", container, pod, metadata=mapping(each, "extraPodMetadata"), **parts)
         engine.report.dropped += load_tables()["service of Dynamo"].dropped_from(each, f"spec.services.{name}.")
         engine.report.dropped += [_BOTH.format(f"the service {other}") for other in workers if other not in served]
+        engine.report.dropped += [f"The service {other}: it does not run vLLM." for other in services if other not in workers]
         engines.append(engine)
     return engines
 

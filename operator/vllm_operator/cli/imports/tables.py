@@ -1,12 +1,12 @@
 """What becomes of the fields of other tools' objects: the tables in `catalog/data/imports.yaml`, which explains them."""
 
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, cached_property
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from vllm_operator.api.reading import Manifest
+from vllm_operator.api.reading import Manifest, text
 from vllm_operator.catalog.entry import Sourced, load_file
 from vllm_operator.cli.imports.engine import put
 
@@ -34,6 +34,15 @@ class Table(Sourced):
     ignored: tuple[str, ...] = ()
     parts: Fields
 
+    @cached_property
+    def known(self) -> frozenset[str]:
+        """All paths, each of which stands for all fields below it too."""
+        return frozenset((*self.kept, *self.becomes, *self.dropped, *self.ignored))
+
+    def is_above_known(self, path: str) -> bool:
+        """Tell whether the table has fields below the path."""
+        return any(each.startswith(f"{path}.") for each in (*self.known, *self.parts))
+
     def place(self, source: Manifest, engine: dict[str, Any]) -> None:
         """Copy the fields that become a part of the engine: `container`, `pod` or `metadata`, which are in `engine`."""
         for path, place in self.becomes.items():
@@ -47,6 +56,43 @@ class Table(Sourced):
         for path, name in self.parts.items():
             told += [sentence for part in _found(source, path) for sentence in load_tables()[name].dropped_from(part, f"{where}{path}.")]
         return told
+
+
+Places = Sequence[tuple[Table, str]]
+"""Tables that may have a field, each with the path of the object that has the field, with a dot."""
+
+
+def find_unread(manifest: Manifest) -> list[str]:
+    """Return the paths of the fields of an object that are in no table, with names for positions: `containers[server].ports`."""
+    tables, kind, tool = load_tables(), text(manifest, "kind"), _TOOLS.get(text(manifest, "apiVersion").partition("/")[0], "")
+    values = next((name for field, name in _VALUES.items() if field in manifest), "")
+    own = next((tables[name] for name in (f"{kind} of {tool}", kind.removeprefix("Cluster"), values) if name in tables), None)
+    return [] if own is None else list(_unread(manifest, ((own, ""), (tables["every object"], "")), ""))
+
+
+_TOOLS = {"serving.kserve.io": "KServe", "inference.llmkube.dev": "LLMKube", "kubeai.org": "KubeAI", "kaito.sh": "KAITO"}
+_VALUES = {"modelArtifacts": "values of llm-d", "servingEngineSpec": "values of the production stack"}
+_OF_TOOLS = ("kubectl.kubernetes.io/", "deployment.kubernetes.io/", "meta.helm.sh/", "serving.kserve.io/", "kueue.x-k8s.io/")
+
+
+def _unread(value: Any, places: Places, where: str) -> Iterator[str]:
+    if isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from _unread(each, places, f"{where.removesuffix('.')}[{text(each, 'name') or index}].")
+    for name, part in value.items() if isinstance(value, dict) else ():
+        paths = [(table, f"{at}{name}") for table, at in places]
+        if not _is_on(part) or any(path in table.known for table, path in paths) or all(each.startswith(_OF_TOOLS) for each in _keys(part)):
+            continue
+        within = [(load_tables()[table.parts[path]], "") for table, path in paths if path in table.parts]
+        within += [(table, f"{path}.") for table, path in paths if table.is_above_known(path)]
+        if within:
+            yield from _unread(part, within, f"{where}{name}.")
+        else:
+            yield f"{where}{name}"
+
+
+def _keys(value: Any) -> list[str]:
+    return [str(key) for key in value] if isinstance(value, dict) else [""]
 
 
 @cache
