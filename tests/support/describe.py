@@ -1,16 +1,14 @@
 """An object and its events as `kubectl describe` prints them, so that the pages can be read and counted as people will see them."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from vllm_operator.api.events import EventDraft
 from vllm_operator.api.status import VLLMDeploymentStatus
 
-SPEC: dict[str, Any] = {"model": {"uri": "hf://deepseek-ai/DeepSeek-V3"}, "replicas": 1}
 
-
-def describe(status: VLLMDeploymentStatus, events: Iterable[EventDraft] = (), *, spec: dict[str, Any] = SPEC) -> str:
+def describe(status: VLLMDeploymentStatus, events: Iterable[EventDraft] = (), *, spec: Mapping[str, Any]) -> str:
     """The whole page of an object with a spec."""
     head = {"Name": "vllm-a", "Namespace": "models", "Labels": "<none>", "Annotations": "<none>"}
     head |= {"API Version": "vllm-operator.dev/v1alpha1", "Kind": "VLLMDeployment"}
@@ -20,7 +18,7 @@ def describe(status: VLLMDeploymentStatus, events: Iterable[EventDraft] = (), *,
     return "\n".join(lines) + "\n"
 
 
-def _lines(data: dict[str, Any], indent: int) -> Iterator[str]:
+def _lines(data: Mapping[str, Any], indent: int) -> Iterator[str]:
     width = max((len(_label(key)) for key, value in data.items() if not isinstance(value, dict | list)), default=0)
     for key in sorted(data, key=_label):
         value, label = data[key], _label(key)

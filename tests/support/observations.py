@@ -119,9 +119,19 @@ def unready_pod(name: str = "vllm-a-x1", *, seconds: float = -5) -> dict[str, An
 
 
 def crashed_pod(
-    name: str = "vllm-a-x1", *, code: int = 1, reason: str = "Error", restarts: int = 0, seconds: float = -30, message: str = ""
+    name: str = "vllm-a-x1",
+    *,
+    code: int = 1,
+    reason: str = "Error",
+    restarts: int = 0,
+    seconds: float = -30,
+    message: str = "",
+    ran: float = 20,
 ) -> dict[str, Any]:
-    state = container(terminated(code, reason, seconds, message), restarts=restarts)
+    """A Pod whose container ended at this time, after it had run for some seconds."""
+    ended = terminated(code, reason, seconds, message)
+    ended["terminated"]["startedAt"] = stamp(seconds - ran)
+    state = container(ended, restarts=restarts)
     return pod(
         name, containers=[state], conditions=[condition("PodScheduled", "True"), condition("Ready", "False", reason="ContainersNotReady")]
     )

@@ -111,7 +111,7 @@ async def test_with_hold_it_is_only_reported(fate: str) -> None:
     await made.upgrade(until=245)
     assert (made.version, made.condition("RolledBack")) == (NEW, None)
     assert made.message("Ready").endswith(
-        "See condition Crashed. Revision 2 failed. The operator does not go back, because spec.rollout.onFailure is Hold. To "
+        "--replicas 0`. Revision 2 failed. The operator does not go back, because spec.rollout.onFailure is Hold. To "
         "go back, run `kubectl vllm rollback llama -n default`."
     )
     assert made.events().count("RevisionFailed") == 1
@@ -124,7 +124,7 @@ async def test_a_first_revision_has_nothing_to_go_back_to() -> None:
     made = Upgrades({OLD: FAULTS["rejects its command line"]})
     await made.create()
     assert made.condition("RolledBack") is None
-    assert "Revision 1 failed. No earlier revision has served, so there is none to go back to." in made.message("Ready")
+    assert "Revision 1 failed, and none before it has served." in made.message("Ready")
     assert made.events().count("RevisionFailed") == 1
     made.change(engine={"version": NEW})
     await made.wait(600)

@@ -66,7 +66,10 @@ CASES = {
     "the provisioner fails": Case(
         unbound(about_claim("ProvisioningFailed", "quota of the storage system exceeded")),
         "ClaimNotBound",
-        ("quota of the storage system exceeded", "Check that storage class fast exists"),
+        (
+            "quota of the storage system exceeded",
+            "Check that storage class fast can provision volumes: `kubectl describe pvc vllm-a-cache -n models`",
+        ),
         "ClaimNotBound",
     ),
     "no storage class and no default one": Case(

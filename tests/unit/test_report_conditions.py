@@ -367,12 +367,22 @@ SITUATIONS = {
             "Ready",
             "False",
             "ImagePullFailed",
-            (f": {cause}. Check spec.engine.image",),
+            (f": {cause}. {advice}",),
         )
-        for reason, before, cause in (
-            ("ErrImagePull", "rpc error: code = NotFound desc = ", f"{IMAGE}: not found"),
-            ("ImagePullBackOff", f'Back-off pulling image "{IMAGE}": ErrImagePull: ', f"{IMAGE}: not found"),
-            ("RegistryUnavailable", "", 'failed to do request: Head "https://registry.example.com/v2/vllm": dial tcp: no such host'),
+        for reason, before, cause, advice in (
+            ("ErrImagePull", "rpc error: code = NotFound desc = ", f"{IMAGE}: not found", "The registry has no such image or tag."),
+            (
+                "ImagePullBackOff",
+                f'Back-off pulling image "{IMAGE}": ErrImagePull: ',
+                f"{IMAGE}: not found",
+                "The registry has no such image",
+            ),
+            (
+                "RegistryUnavailable",
+                "",
+                'failed to do request: Head "https://registry.example.com/v2/vllm": dial tcp: no such host',
+                "Check spec.engine.image and spec.engine.version, and that node gpu-node-1 reaches the registry.",
+            ),
         )
     },
     "the namespace demands a setting that the Pod lacks": Situation(

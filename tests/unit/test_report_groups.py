@@ -42,7 +42,10 @@ def test_the_start_is_that_of_the_slowest_node() -> None:
     assert told.status.startup is not None
     assert told.status.startup.stage == "ImagePull"
     assert [pod.name for pod in told.status.startup.pods] == [FOLLOWER, LEADER]
-    assert "It is rank 1 of 2, on node node-b. The others wait for it. They give up at 14:18 UTC." in said(told, READY)
+    assert (
+        "It is rank 1 of 2, on node node-b. The others wait for it. At 14:18 UTC they give up, and all Pods of this replica start again."
+        in said(told, READY)
+    )
     assert (told.status.replicas, told.status.ready_replicas) == (1, 0)
 
 
@@ -59,7 +62,7 @@ def test_a_node_that_never_comes() -> None:
 
     assert "Rank 1 has not connected, and the engine cannot start with fewer. 1 Pod of the group does not exist." in said(told, READY)
     assert "`kubectl logs -n lws-system deployment/lws-controller-manager`" in said(told, READY)
-    assert "give up at 14:18 UTC" in said(told, READY)
+    assert "At 14:18 UTC they give up" in said(told, READY)
 
 
 def test_a_group_without_any_pod_names_the_log_of_the_controller_that_creates_them() -> None:

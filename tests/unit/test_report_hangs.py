@@ -36,8 +36,8 @@ def test_a_hang_is_a_condition_with_its_numbers(type: str) -> None:
     ("on_hang", "expected"),
     [
         ("Restart", "The engine is stopped 75 s after the hang was noticed"),
-        ("Report", "To restart it, delete the Pod."),
-        (None, "delete the Pod."),
+        ("Report", "To restart it: `kubectl delete pod vllm-a-x1 -n models`."),
+        (None, "`kubectl delete pod vllm-a-x1 -n models`."),
     ],
 )
 def test_the_message_says_what_happens_next(on_hang: str | None, expected: str) -> None:

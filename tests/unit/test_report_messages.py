@@ -14,6 +14,7 @@ from jinja2 import meta
 import vllm_operator
 from support import observations as o
 from vllm_operator.api.events import Change
+from vllm_operator.api.plan import PlannedWeights
 from vllm_operator.api.resource import Metadata
 from vllm_operator.api.status import AvoidedNode, CrashStatus, RollbackStatus
 from vllm_operator.caches.activity import HeldRollout
@@ -45,6 +46,7 @@ FACTS: dict[str, Any] = {
     "change": Change("spec.replicas", "kubectl-edit", o.stamp(0)),
     "held": HeldRollout(needed=2, count=8, device="B200", room=1, most=3),
     "free": FreeGPUs(0, ("NVIDIA-B200",), is_open=True, is_better=True),
+    "plan": o.plan(weights=PlannedWeights(size_bytes=2**37)),
     "metadata": Metadata(name="vllm-a", namespace="models"),
     "group": GroupFacts((), 2, 1, GroupDiagnosis(standing=GroupStanding.WAITING, rank=1, crash=o.DEEP_GEMM_CRASH, gives_up_at=o.NOW)),
     "obstacle": Obstacle("gpu-1", 1, (Taint("a", "b", "NoSchedule"),)),
@@ -63,6 +65,7 @@ NUMBERS = (
     "warm",
     "failures",
     "needed",
+    "taken",
 )
 FACTS |= dict.fromkeys(
     (

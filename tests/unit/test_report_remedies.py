@@ -41,7 +41,10 @@ def test_a_suggestion_is_said_with_where_its_command_is() -> None:
     assert "--max-model-len" in (written.status.last_crash.command or "")
     assert written.status.remediation is None
     assert "What to do: Lower --max-model-len to at most 5568. The command is in status.lastCrash.command." in message(written, "Crashed")
-    assert message(written, "Ready") == "Pod vllm-a-x1 crashed (MaxModelLenExceedsKvCache). See condition Crashed."
+    assert message(written, "Ready") == (
+        "Pod vllm-a-x1 crashed (MaxModelLenExceedsKvCache). See condition Crashed. It is started again and again, and keeps 8 GPUs "
+        "until it serves. To stop it: `kubectl scale vllm vllm-a -n models --replicas 0`."
+    )
     assert told(written) == [("Warning", "MaxModelLenExceedsKvCache")]
 
 

@@ -39,7 +39,7 @@ def test_the_summary_of_a_plan_and_the_whole_status_are_small(name: str) -> None
     status = report(observation).status
     assert status.plan is not None
     assert status.cache is not None
-    shown = describe(status).partition("  Plan:\n")[2]
+    shown = describe(status, spec={}).partition("  Plan:\n")[2]
     lines = [line for line in shown.splitlines() if line.startswith("    ")]
     assert len(lines) + 1 <= LINES, shown
     assert len(json.dumps(status.to_json())) <= BYTES

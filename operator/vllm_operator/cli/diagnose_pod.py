@@ -86,7 +86,7 @@ async def diagnose_pod(
         state = parser.final_state
         if (ended := view.termination) is not None:
             probe = killed_by_probe(view, log) or ""
-            crash = explain_end(knowledge, view, ended, log_crash=state.crash, stage=state.stage, probe=probe)
+            crash = explain_end(knowledge, view, ended, log_crash=state.crash, stage=state.stage, unread="", probe=probe)
     return Diagnosis(parser, replace(state, crash=crash or state.crash), _about(knowledge, view, previous=previous))
 
 

@@ -19,6 +19,7 @@ from vllm_operator.api.conditions import (
     REFUSALS,
     STALLED,
     WHILE_ASKED,
+    Reason,
 )
 from vllm_operator.api.labels import KIND, UNUSED_ANNOTATION
 from vllm_operator.api.reading import Manifest, integer, mapping, moment, named, objects, text
@@ -29,7 +30,6 @@ from vllm_operator.cli.inputs import add_name, add_namespace, add_output, print_
 from vllm_operator.cli.live import Read, described, find_if_there, last_renewal, namespace_of, scope_of, screens, with_client
 from vllm_operator.cli.terminal import Line, Span, Style, age, bar, grid, is_terminal, labelled, line, screen_width, show, show_each, table
 from vllm_operator.kube.client import CLAIM, EVENT, VLLM_DEPLOYMENT, ClusterClient, selector_of
-from vllm_operator.status.knowledge import load_messages
 from vllm_operator.text.wording import clean, clock, count, duration
 
 _NOT_INSTALLED = "VLLMDeployment on this API server: the operator is not installed"
@@ -145,6 +145,8 @@ _PARTS = re.compile(r"(?<=[.)]) (?=Note: |Backends: )")
 """Boundaries between the parts of what is said about the plan."""
 _SEE = re.compile(r" See conditions? (\w+)")
 """Where Ready refers to the condition that says more."""
+_SEE_CRASHED = " See condition Crashed. "
+"""What comes after it in the message of Ready is not in the condition Crashed."""
 _CACHES = {
     "Cold": "the next start compiles everything",
     "Compiling": "a Pod compiles them",
@@ -183,8 +185,10 @@ class _StatusPage:
         if self._is_true(READY) and serves:
             self._add("State", self._message(AVAILABLE), style)
         else:
-            self._add("State", self._failed_revision() if tells_crash else _ESTIMATE.sub("", state), style)
+            self._add("State", "" if tells_crash else _ESTIMATE.sub("", state), style)
             self._add("Serves", self._message(AVAILABLE) if serves else "")
+        if not is_crashed:
+            self._add_command()
         self._add_start()
         if is_crashed:
             self._add_crash()
@@ -214,17 +218,12 @@ class _StatusPage:
         """Return the message of the condition that Ready refers to, else the one of Ready."""
         said = self._message(READY)
         see = _SEE.search(said)
-        return (self._message(see[1]) if see else "") or said
+        return _COMMAND_IN_STATUS.sub("", (self._message(see[1]) if see else "") or said)
 
-    def _failed_revision(self) -> str:
-        """Return that a revision failed and stays in place; empty if none did, or an earlier one runs instead."""
-        rollback, (namespace, name) = mapping(self.status, "rollback"), _name(self.resource)
-        number = integer(rollback, "failedNumber")
-        if number is None or text(rollback, "revision"):
-            return ""
-        is_held = text(self.resource, "spec", "rollout", "onFailure") == "Hold"
-        metadata = {"name": name, "namespace": namespace}
-        return load_messages().say(f"rollback.{'hold' if is_held else 'first'}", rollback={"failed_number": number}, metadata=metadata)
+    def _add_command(self) -> None:
+        if command := next(filter(None, (text(self.status, where, "command") for where in ("remediation", "lastCrash", "rollback"))), ""):
+            # on one line, so that it can be copied
+            self.lines.append(line(Span(f"{'Command':<{_LABEL}}", Style.BOLD), Span(command, Style.GREEN)))
 
     def _add_start(self) -> None:
         startup = mapping(self.status, "startup")
@@ -252,12 +251,11 @@ class _StatusPage:
         cause, _, remedy = _LINK.sub("", message).partition(" What to do: ")
         name = text(named(self.status, CRASHED, "conditions"), "reason")
         what, _, why = cause.partition(f" ({name}). ")  # the Pod and how often, then the cause
-        self._add("Crash", f"{name}{self._since_crash()}. {what if why else ''}".rstrip(), Style.RED)
+        said = (f"{name}{self._since_crash()}.", f"{what}." if why else "", self._message(READY).partition(_SEE_CRASHED)[2])
+        self._add("Crash", " ".join(filter(None, said)), Style.RED)
         self._add("Cause", text(self.last, "cause") or why or cause)
         self._add("What to do", text(self.last, "remedy") or remedy, Style.BOLD)
-        if command := text(self.status, "remediation", "command") or text(self.last, "command"):
-            # on one line, so that it can be copied
-            self.lines.append(line(Span(f"{'Command':<{_LABEL}}", Style.BOLD), Span(command, Style.GREEN)))
+        self._add_command()
         self._add("See", link[1] if link else "", Style.DIM)
         self._add("Log", clean(text(self.last, "excerpt")), Style.DIM)
 
@@ -312,7 +310,11 @@ def state_of(resource: Manifest) -> tuple[str, Style]:
     if ready.get("status") == "True":
         return reason, Style.GREEN
     is_bad = reason in REFUSALS or any(found.get("status") == "True" for found in bad)
-    return reason, Style.RED if is_bad else Style.YELLOW
+    return reason, Style.RED if is_bad and not _serves(resource) else Style.YELLOW
+
+
+def _serves(resource: Manifest) -> bool:
+    return named(resource, AVAILABLE, "status", "conditions").get("status") == "True"
 
 
 def service_of(resource: Manifest, now: datetime) -> str:
@@ -325,7 +327,11 @@ def service_of(resource: Manifest, now: datetime) -> str:
     if is_available == "True":
         return f"SERVING {ready} of {wanted}" if ready < wanted else "SERVING"
     if not text(status, "url"):  # set when the first replica serves
-        return "NOT SERVING YET"
+        reason, style = state_of(resource)
+        needs_change = (
+            named(status, STALLED, "conditions") or mapping(status, "rollback") or reason in {*REFUSALS} - {Reason.NODES_UNREADABLE}
+        )
+        return "WILL NOT SERVE WITHOUT A CHANGE" if needs_change else "NOT SERVING" if style is Style.RED else "NOT SERVING YET"
     # Available is also False while the object is scaled to zero, and Ready is True then
     since = max(filter(None, (moment(found, "lastTransitionTime") for found in judged)), default=None)
     return f"DOWN since {clock(since)} ({age(since, now)} ago)" if since else "DOWN"
@@ -359,7 +365,7 @@ def _name(resource: Manifest) -> tuple[str, str]:
 
 
 TOP_HEADER = ("NAMESPACE", "NAME", "STATUS", "READY", "GPU", "STAGE", "PROGRESS", "LEFT", "CACHE", "AGE")
-_SEVERITIES = {Style.RED: "failed", Style.YELLOW: "not ready", Style.GREEN: "ready"}
+_SEVERITIES = {"failed": Style.RED, "not ready": Style.YELLOW, "serving with a problem": Style.YELLOW, "ready": Style.GREEN}
 _BAR_SCALE = 3
 """Factor by which bars are shorter than the bars of `kubectl vllm status`."""
 
@@ -369,11 +375,16 @@ def top_page(resources: Iterable[Mapping[str, Any]], now: datetime, *, width: in
     states = [(state_of(resource), resource) for resource in resources]
     if not states:
         return labelled("", "There are no VLLMDeployments.", label_width=0, width=width)
-    states.sort(key=lambda each: (list(_SEVERITIES).index(each[0][1]), _name(each[1])))
-    counts = Counter(style for (_, style), _ in states)
-    spans = [span for style in _SEVERITIES if (number := counts[style]) for span in (", ", Span(f"{number} {_SEVERITIES[style]}", style))]
+    states.sort(key=lambda each: (list(_SEVERITIES).index(_severity(*each)), _name(each[1])))
+    counts = Counter(_severity(*each) for each in states)
+    spans = [span for word, style in _SEVERITIES.items() if (number := counts[word]) for span in (", ", Span(f"{number} {word}", style))]
     head = line(count(len(states), "VLLMDeployment"), ": ", *spans[1:])
     return [head, (), *grid(TOP_HEADER, [_top_row(reason, style, resource, now) for (reason, style), resource in states])]
+
+
+def _severity(state: tuple[str, Style], resource: Manifest) -> str:
+    words = {Style.RED: "failed", Style.GREEN: "ready"}
+    return words.get(state[1], "serving with a problem" if _serves(resource) else "not ready")
 
 
 def _top_row(reason: str, style: Style, resource: Mapping[str, Any], now: datetime) -> Sequence[Span]:

@@ -29,19 +29,19 @@ SAYS_NOTHING = "and its log does not say why"  # end of the cause text of a cras
 
 
 def diagnose_termination(
-    knowledge: StartupKnowledge, ended: Termination, *, log_crash: Crash | None, stage: str = "", unread: str = "", limit: str = ""
+    knowledge: StartupKnowledge, ended: Termination, *, log_crash: Crash | None, stage: str = "", unread: str = "", **memory: str
 ) -> Crash | None:
     """Return why a container ended, or None if it ended without an error.
 
-    `log_crash` and `stage` are what the log shows; `unread` is a clause with the reason why it could not be read; `limit` is the memory
-    limit of the container, or `none`.
+    `log_crash` and `stage` are what the log shows; `unread` is a clause with the reason why it could not be read. `memory`: `limit`,
+    the memory limit of the container, or `none`; `ram`, what a start takes and why.
     """
     by_id = {signature.id: signature for signature in knowledge.signatures}
     exit_code, reason = ended.exit_code, ended.reason
     number = ended.signal or ((exit_code - 128) if exit_code is not None and 128 < exit_code < 160 else None)
     said = f"exit code {exit_code}" + (f", {reason}" if reason not in ("", "Error") else "")
     if reason == "OOMKilled" and (log_crash is None or not _is_specific(log_crash, by_id) or log_crash.signature == TERMINATED):
-        return describe(by_id[_OOM], said, (("stage", stage), ("limit", limit)))
+        return describe(by_id[_OOM], said, (("stage", stage), *memory.items()))
     if log_crash is not None and _is_specific(log_crash, by_id):
         return log_crash
     parser = StartupParser(knowledge)

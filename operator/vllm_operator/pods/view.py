@@ -66,6 +66,7 @@ class Termination:
     """The end of the log, or the error of the container runtime: untrusted text of up to 4096 bytes."""
     signal: int | None
     finished_at: datetime | None
+    started_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,6 +278,7 @@ def _termination(container: Manifest, stopped_at: datetime | None) -> Terminatio
         message=reading.text(ended, "message"),
         signal=reading.integer(ended, "signal"),
         finished_at=reading.moment(ended, "finishedAt"),
+        started_at=reading.moment(ended, "startedAt"),
     )
 
 

@@ -315,7 +315,9 @@ def _diagnose(
 ) -> Crash | None:
     log_crash, stage = (state.crash, state.stage) if state is not None else (None, "")
     clause, probe = _unread_clause(observed, unread), killed_by_probe(view, observed.log) or ""
-    return explain_end(observed.knowledge, view, ended, log_crash=log_crash, stage=stage, unread=clause, probe=probe)
+    plan = observed.plan
+    ram = observed.messages.say("crash.ram", plan=plan) if plan is not None and plan.weights.size_bytes else ""
+    return explain_end(observed.knowledge, view, ended, log_crash=log_crash, stage=stage, unread=clause, probe=probe, ram=ram)
 
 
 def counts_as_crash_at(observed: Observation, view: PodFacts) -> datetime | None:

@@ -175,29 +175,29 @@ def load_knowledge(startup: StartupKnowledge | None = None) -> Knowledge:
 
 
 def explain_end(
-    knowledge: Knowledge, view: PodView, ended: Termination, *, log_crash: Crash | None, stage: str = "", unread: str = "", probe: str = ""
+    knowledge: Knowledge, view: PodView, ended: Termination, *, log_crash: Crash | None, stage: str, unread: str, probe: str, ram: str = ""
 ) -> Crash | None:
     """Return why a container that should run for ever has ended, from its log, its status and the kubelet's message about a probe.
 
-    `log_crash`, `stage` and `unread` as in `diagnose_termination`. None if nothing explains it, for example an unknown exit code.
+    `log_crash`, `stage`, `unread` and `ram` as in `diagnose_termination`. None if nothing explains it, for example an unknown exit code.
     """
-    if ended.message.startswith(HANG_PREFIX) and (hung := match_container(knowledge.terminations, view, ended, probe)) is not None:
+    if ended.message.startswith(HANG_PREFIX) and (hung := match_container(knowledge.terminations, view, ended, probe, stage)) is not None:
         return replace(hung, excerpt=log_crash.excerpt) if log_crash is not None else hung
     container = reading.named(view.manifest, view.container or CONTAINER, "spec", "containers", key="name")
     limit = reading.text(container, "resources", "limits", "memory") or "none"
-    found = diagnose_termination(knowledge.startup, ended, log_crash=log_crash, stage=stage, unread=unread, limit=limit)
+    found = diagnose_termination(knowledge.startup, ended, log_crash=log_crash, stage=stage, unread=unread, limit=limit, ram=ram)
     if found is not None and found.signature != UNKNOWN and found.signature not in knowledge.weak:
         return found
-    return match_container(knowledge.terminations, view, ended, probe) or found
+    return match_container(knowledge.terminations, view, ended, probe, stage) or found
 
 
-def match_container(rules: TerminationRules, view: PodView, ended: Termination, probe: str) -> Crash | None:
+def match_container(rules: TerminationRules, view: PodView, ended: Termination, probe: str, stage: str = "") -> Crash | None:
     """Name the cause of a container's end from its status and the kubelet's message about a probe; None if no rule matches."""
     for rule in rules.containers:
         fits = not rule.exit_codes or ended.exit_code in rule.exit_codes
         fits = fits and ended.message.startswith(rule.message)
         if fits and rule.has_reason(ended.reason) and (not rule.probe or f"{rule.probe} probe" in probe):
-            return _crash(rule, view, ended)
+            return _crash(rule, view, ended, stage)
     return None
 
 
@@ -206,7 +206,10 @@ def match_pod(rules: TerminationRules, view: PodView) -> Crash:
     return _crash(next(rule for rule in rules.pods if rule.has_reason(view.reason)), view, view.termination)
 
 
-def _crash(rule: TerminationRule, pod: PodView, ended: Termination | None) -> Crash:
+def _crash(rule: TerminationRule, pod: PodView, ended: Termination | None, stage: str = "") -> Crash:
+    probe = reading.mapping(reading.named(pod.manifest, CONTAINER, "spec", "containers", key="name"), "startupProbe")
+    limit = (reading.integer(probe, "failureThreshold") or 0) * (reading.integer(probe, "periodSeconds") or 0)
+    ran = ended.finished_at - ended.started_at if ended is not None and ended.finished_at and ended.started_at else None
     values = {
         "said": clean(ended.message.removeprefix(rule.message), 600) if ended is not None else "",
         "pod": pod.name,
@@ -214,6 +217,10 @@ def _crash(rule: TerminationRule, pod: PodView, ended: Termination | None) -> Cr
         "node": pod.node or "its node",
         "reason": pod.reason or (ended.reason if ended else ""),
         "message": clean(pod.message, 250),
+        "limit": f" ({wording.duration(limit)})" if limit else "",
+        "deadline": f" (now {limit})" if limit else "",
+        "took": f" after {wording.duration(ran.total_seconds())}" if ran is not None else "",
+        "stage": f", in stage {stage}" if stage else "",
     }
     # The values are untrusted: insert them, never parse them as a template.
     cause, remedy = (sentence(template.format_map(values).rstrip(": ")) for template in (rule.cause, rule.remedy))

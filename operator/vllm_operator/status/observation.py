@@ -373,7 +373,9 @@ def _rank(observed: Observation, number: int, pod: PodFacts) -> Rank:
     state = observed.startups.get((pod.uid, ended.run)) if ended is not None else pod.state
     crash = state.crash if state is not None else None
     if ended is not None and ended.finished_at is not None:
-        told = explain_end(observed.knowledge, pod, ended, log_crash=crash, stage=state.stage if state is not None else "")
+        told = explain_end(
+            observed.knowledge, pod, ended, log_crash=crash, stage=state.stage if state is not None else "", unread="", probe=""
+        )
         crash = told if told is not None and told.signature not in observed.knowledge.weak and SAYS_NOTHING not in told.cause else crash
     is_running = ended is not None or pod.phase in (Phase.STARTING, Phase.READY, Phase.HUNG, Phase.NOT_RESPONDING)
     return Rank(

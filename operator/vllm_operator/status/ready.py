@@ -139,7 +139,17 @@ def _crash_in_short(observed: Observation, crashes: Crashes) -> str:
     crash = chosen.status if chosen is not None else _known_before(crashes) if crashes.in_force else crashes.last
     if crash is None:
         return observed.messages.say("ready.ended", pod=crashes.in_force[0].view)
-    return observed.messages.say("ready.crashed", crash=crash)
+    plan, metadata = observed.outcome.plan, observed.resource.metadata
+    unit = "MIG slice" if plan is not None and plan.mig_profile is not None else "GPU"
+    facts: dict[str, Any] = {"taken": _kept_devices(observed, crashes), "unit": unit, "serving": observed.serving, "metadata": metadata}
+    return observed.messages.say("ready.crashed", crash=crash, **facts)
+
+
+def _kept_devices(observed: Observation, crashes: Crashes) -> int:
+    """Return how many GPUs or MIG slices are taken by Pods that crash and are started again."""
+    views = {finding.view.name: finding.view for finding in crashes.in_force if finding.view.phase in (Phase.CRASHED, Phase.STARTING)}
+    plan, pods = observed.outcome.plan, sum(view.is_current for view in views.values())
+    return pods * plan.count * (plan.nodes or 1) if plan is not None else 0
 
 
 def _known_before(crashes: Crashes) -> CrashStatus | None:

@@ -149,7 +149,8 @@ def _remedy(nearest: Rejection, request: Request, rejections: Sequence[Rejection
             return say("remedy.selector")
         case Obstacle.ARCHITECTURE:
             alternatives = listed(_alternatives(rejections, wanted, count, gpus), "or")
-            return say("remedy.architecture", alternatives=alternatives) if alternatives else "Add nodes with such GPUs."
+            asked = listed(wanted.architectures or [], "or")
+            return say("remedy.architecture", alternatives=alternatives, asked=asked) if alternatives else f"Add nodes with {asked} GPUs."
         case Obstacle.UNKNOWN:
             return say("remedy.unknown", label=ARCHITECTURE_LABEL, example=(wanted.architectures or ["sm_90"])[0])
         case Obstacle.PRODUCT:
