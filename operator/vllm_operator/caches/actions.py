@@ -55,20 +55,8 @@ def plan_cache_actions(
     if is_short_of_space(manifests, context) and fetched_commit(context.resource, context.desired, context.claims) is None:
         activity = CacheActivity(held=True, is_short=True, recheck_seconds=CLAIM_RECHECK_SECONDS)
         return _without_pods(context, fit_claims(manifests, context)[0], activity)  # it may grow
-    priming = decide_priming(context, rules)
     fetching = plan_fetching(context)
-    if fetching.state is not None:
-        runs = (reading.integer(context.deployment, "spec", "replicas") or 0) > 0
-        recheck = JOB_RECHECK_SECONDS if fetching.job is not None or fetching.state.state == "Impossible" else None
-        activity = CacheActivity(held=runs, fetching=fetching.state, recheck_seconds=recheck)
-        priming = PrimingDecision(activity, replicas=0, record=priming.record)
-    if context.hold is not None:
-        priming = replace(priming, activity=replace(priming.activity, held=True, rollout=context.hold))
-    elif (limit := most_replicas(context)) is not None and limit < context.resource.spec.replicas:
-        priming = replace(priming, activity=replace(priming.activity, limit=limit))
-    is_free = context.hold is None and not priming.activity.held and not priming.activity.is_priming
-    if is_free and (compared := plan_gate(context)) is not None:
-        priming = replace(priming, activity=replace(priming.activity, gate=compared, held=compared.is_held))
+    priming = _with_holds(context, decide_priming(context, rules), fetching)
     fitted, note = fit_claims(manifests, context)
     need, failures = cleanings.find_cleaning_need(context, full), cleanings.describe_failures(context)
     record = priming.record | quarantine_record(context.claim, context.resource.status.cache) | cleanings.cleaning_record(context)
@@ -96,15 +84,24 @@ def plan_cache_actions(
     if gate is not None and gate.run:
         is_one_node = context.is_one_node or reading.is_one_node(context.weights_modes)
         applied += [render_run(manifest, gate, context, beside_replicas=is_one_node) for manifest in fitted if is_workload(manifest)]
-    return CacheActions(
-        applied,
-        writable(record),
-        activity,
-        need,
-        publishing,
-        fetching,
-        held_replicas(priming, context),
-    )
+    return CacheActions(applied, writable(record), activity, need, publishing, fetching, held_replicas(priming, context))
+
+
+def _with_holds(context: CacheContext, priming: PrimingDecision, fetching: FetchingPlan) -> PrimingDecision:
+    """Add what else the rollout waits for: weights, GPUs, and a measurement once it waits for nothing else."""
+    if fetching.state is not None:
+        runs = (reading.integer(context.deployment, "spec", "replicas") or 0) > 0
+        recheck = JOB_RECHECK_SECONDS if fetching.job is not None or fetching.state.state == "Impossible" else None
+        activity = CacheActivity(held=runs, fetching=fetching.state, recheck_seconds=recheck)
+        priming = PrimingDecision(activity, replicas=0, record=priming.record)
+    activity = priming.activity
+    if context.hold is not None:
+        activity = replace(activity, held=True, rollout=context.hold)
+    elif (limit := most_replicas(context)) is not None and limit < context.resource.spec.replicas:
+        activity = replace(activity, limit=limit)
+    if not activity.held and not activity.is_priming and (compared := plan_gate(context)) is not None:
+        activity = replace(activity, gate=compared, held=compared.is_held)
+    return replace(priming, activity=activity)
 
 
 def _without_unowned_claims(context: CacheContext, manifests: Sequence[dict[str, Any]], unowned: tuple[str, ...]) -> CacheActions:

@@ -217,7 +217,7 @@ class Observer:
         if not needs_devices:
             return snapshot
         if isinstance(inventory, Verdict):
-            is_passing = may_roll_out and inventory.reason == Reason.NODES_UNREADABLE and _is_in_force(snapshot.resource)
+            is_passing = may_roll_out and inventory.reason == Reason.NODES_UNREADABLE and is_in_force(resource.pinned, resource)
             return replace(pending, wait_seconds=UNREADABLE_SECONDS) if is_passing else snapshot  # a rollout must not begin by mistake
         # This lists Pods, and so waits, only if they were not listed for a choice of the GPU.
         used = await self.inventory.count_used(resource, inventory, snapshot.pods, now=snapshot.now, with_promised=may_roll_out)
@@ -277,7 +277,7 @@ class Observer:
         resource, files = self._ask_hub(resource, may_move=may_move, served=bool(served))
         if files is None:
             return None
-        standing = standing if resource.pinned is not None and is_in_force(resource.pinned, resource) else Standing.NEW
+        standing = standing if is_in_force(resource.pinned, resource) else Standing.NEW
         snapshot = replace(snapshot, resource=resource, files=files, standing=standing)
         if (refusal := refuse_artifact(resource, self.trust)) is not None:
             return replace(snapshot, unplanned=not_accepted(refusal))
@@ -394,10 +394,10 @@ class Observer:
 
 def _may_roll_out(snapshot: Snapshot) -> bool:
     """Return whether Pods may be replaced."""
-    summary, deployment = snapshot.resource.status.plan, snapshot.deployment
+    resource, summary, deployment = snapshot.resource, snapshot.resource.status.plan, snapshot.deployment
     if deployment is None or (summary is None and not snapshot.pods):
         return False
-    return summary is None or applied_revision(deployment) != summary.revision or not _is_in_force(snapshot.resource)
+    return summary is None or applied_revision(deployment) != summary.revision or not is_in_force(resource.pinned, resource)
 
 
 def _grows_on_one_node(snapshot: Snapshot) -> bool:
@@ -409,10 +409,6 @@ def _grows_on_one_node(snapshot: Snapshot) -> bool:
         and any(pod.node for pod in snapshot.pods)
         and any(reading.is_one_node(reading.access_modes(claim)) for claim in snapshot.claims.values())
     )
-
-
-def _is_in_force(resource: VLLMDeployment) -> bool:
-    return resource.pinned is not None and is_in_force(resource.pinned, resource)
 
 
 def claims_to_read(resource: VLLMDeployment, written: Any, deployment: Manifest | None) -> set[str]:

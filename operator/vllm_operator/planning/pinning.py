@@ -71,13 +71,13 @@ def has_plan(pod: PodView, plan: Plan) -> bool:
     return pod.phase is not Phase.TERMINATING and cache_key_of(pod.manifest.get("spec")) in ("", plan.cache_key)
 
 
-def is_in_force(pinned: Plan, resource: VLLMDeployment) -> bool:
-    """Return whether the plan was made for the current spec, except replicas, and no new plan was requested since.
+def is_in_force(pinned: Plan | None, resource: VLLMDeployment) -> bool:
+    """Return whether there is a plan, and it was made for the current spec, except replicas, and no new plan was requested since.
 
     The plan of an object that is rolled back is in force by definition.
     """
-    if resource.rolled_back_to is not None:
-        return True
+    if pinned is None or resource.rolled_back_to is not None:
+        return pinned is not None
     if pinned.replan_token != resource.metadata.annotations.get(REPLAN_ANNOTATION):
         return False
     same = pinned.observed_generation == resource.metadata.generation

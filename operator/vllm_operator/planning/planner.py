@@ -72,7 +72,7 @@ def plan(
     if its Pods have no node, it is compared with what is free, and if it is open, another GPU that is free replaces it. With NEW, it is
     compared with a plan as requested now, for which the GPU is chosen again.
     """
-    in_force = pinned is not None and pinning.is_in_force(pinned, resource)
+    in_force = pinning.is_in_force(pinned, resource)
     digest, moved = pinning.digest_of(resource.spec), overrides.translate(resource)
     if pinned is not None and resource.rolled_back_to is not None:
         kept = pinning.with_cache_generation(pinned, moved.resource, cache_generation)
@@ -82,7 +82,18 @@ def plan(
         fresh = Outcome(VALID_SPEC, inventory, None)
     else:
         inventory = inventory.with_templates(read_instance_pools(catalog.instance_types, catalog.gpus))
-        made = _FreshPlan(moved.resource, moved, inventory, catalog, pinned, in_force, digest, cache_generation, files, tools_image)
+        made = _FreshPlan(
+            resource=moved.resource,
+            translation=moved,
+            inventory=inventory,
+            catalog=catalog,
+            pinned=pinned,
+            in_force=in_force,
+            digest=digest,
+            cache_generation=cache_generation,
+            files=files,
+            tools_image=tools_image,
+        )
         if in_force and standing is pinning.Standing.NEW and inventory.used is not None and made.knows_sizes:
             made = replace(made, again=True)
         if pinned is not None and in_force and standing in pinning.NEEDS_ROOM:
@@ -126,7 +137,7 @@ _Choice = tuple[_Chosen, Candidate, BackendDecision, Sequence[Note]]
 """Everything that a new plan is assembled from: the GPUs, the chosen one, its backends, and notes about names."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _FreshPlan:
     """The arguments of `plan`, and the steps to a new plan."""
 
