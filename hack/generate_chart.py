@@ -11,7 +11,7 @@ import yaml
 import generate_crds
 import generate_docs
 from vllm_operator import __version__
-from vllm_operator.controller.settings import MAY_BE_ZERO
+from vllm_operator.controller.settings import Settings
 
 CHART = Path(__file__).parent.parent / "charts" / "vllm-operator"
 METADATA, SCHEMA, README = CHART / "Chart.yaml", CHART / "values.schema.json", CHART / "README.md"
@@ -47,12 +47,12 @@ def _schema() -> dict[str, Any]:
 
 
 def _type(name: str, default: object) -> dict[str, Any]:
+    known = Settings.model_json_schema()["properties"][name]
     match default:
         case int():
-            return {"type": "integer", "minimum": 0 if name in MAY_BE_ZERO else 1}
+            return {"type": "integer", "minimum": known["minimum"]}
         case float():
-            bound = "minimum" if name in MAY_BE_ZERO else "exclusiveMinimum"
-            return {"type": ["number", "string"], bound: 0, "pattern": "^[0-9.]+$"}  # `--set` makes a text of 0.5
+            return {"type": ["number", "string"], "minimum": known["minimum"], "pattern": "^[0-9.]+$"}  # `--set` makes a text of 0.5
         case _:
             return {"type": "string"}
 

@@ -44,8 +44,8 @@ async def test_with_a_kubeconfig_that_is_none_it_says_so_and_ends(tmp_path: Path
 @pytest.mark.parametrize(
     ("setting", "value", "words"),
     [
-        ("workers", "many", "VLLM_OPERATOR_WORKERS is 'many'; it must be a number such as"),
-        ("log_format", "xml", "it can be text or json"),
+        ("workers", "many", "VLLM_OPERATOR_WORKERS is 'many'; it must be a valid integer"),
+        ("log_format", "xml", "it must be 'text' or 'json'"),
         ("worker", "8", "VLLM_OPERATOR_WORKER is not a setting"),
     ],
 )

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -264,5 +263,5 @@ def test_the_schema_describes_the_values_that_there_are() -> None:
 
 
 def test_the_settings_of_the_chart_are_those_of_the_operator() -> None:
-    known = {field.name for field in fields(Settings)}
+    known = set(Settings.model_fields)
     assert set(SCHEMA["properties"]["settings"]["properties"]) == known - generate_chart.OWN_VALUES

@@ -20,7 +20,6 @@ import sys
 import uuid
 from collections import defaultdict
 from collections.abc import Coroutine, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -102,7 +101,7 @@ def _with_qualified_names(settings: Settings) -> Settings:
             if field != "lease":
                 raise SettingsError(f"{PREFIX}{field.upper()}: {error}") from error
             names[field] = f"{context_namespace()}/{name}"
-    return replace(settings, **names)
+    return settings.model_copy(update=names)
 
 
 async def serve(settings: Settings) -> int:

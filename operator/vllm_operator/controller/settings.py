@@ -3,12 +3,12 @@
 Each has its unit, its default and the reason for it here. Delays and limits that nobody needs to change are constants of their modules.
 """
 
-import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
 
 from vllm_operator.api.labels import is_namespace
 from vllm_operator.pods.tools import TOOLS_IMAGE
@@ -17,38 +17,40 @@ PREFIX = "VLLM_OPERATOR_"
 SERVICE_LINK = re.compile(r"(_SERVICE_HOST|_SERVICE_PORT(_.+)?|_PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$")
 """Variables that Kubernetes sets in each Pod for Services of the namespace, including one named vllm-operator."""
 
-MAY_BE_ZERO = frozenset({"hub_wait_seconds", "priming_patience_seconds", "http_port"})
-"""Settings for which zero is valid: it means "immediately" or "any". All other numbers must be greater than zero."""
-MAX_PORT = 65535
-_FORMS = {
-    "HUB_ENDPOINT": (re.compile(r"(https?://[^\s/@]+(/[^\s@?#]*)?)?"), "must be an address such as https://huggingface.co, or empty"),
-    "ARTIFACT_NAMING": (re.compile("tag|digest"), "can be tag or digest"),
-    "LOG_FORMAT": (re.compile("text|json"), "can be text or json"),
-    "LOG_LEVEL": (re.compile("DEBUG|INFO|WARNING|ERROR", re.IGNORECASE), "can be DEBUG, INFO, WARNING or ERROR"),
-}
-"""What texts must match, and how a message says it."""
+
+def _check_namespaces(names: tuple[str, ...]) -> tuple[str, ...]:
+    if not all(map(is_namespace, names)):
+        raise ValueError("it must be names of namespaces, separated by commas, such as team-a,team-b")
+    return names
+
+
+def _split(given: Any) -> Any:
+    return [part.strip() for part in given.split(",") if part.strip()] if isinstance(given, str) else given
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
+Amount = Annotated[int, Field(ge=1)]
 
 
 class SettingsError(ValueError):
     """A variable has an invalid value. The message names the variable and a valid value."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(BaseModel, frozen=True):
     """All settings. A field `x_y` is read from `VLLM_OPERATOR_X_Y`."""
 
-    namespaces: tuple[str, ...] = ()
+    namespaces: Annotated[Names, AfterValidator(_check_namespaces)] = ()
     """Namespaces to serve, separated by commas; all if empty. With a list, the operator needs no cluster-wide watch, but still reads
     nodes."""
-    workers: int = 24
+    workers: Amount = 24
     """Number of concurrent reconciliations. They mostly wait for the API server, so a higher number hides its latency."""
-    resync_seconds: int = 600
+    resync_seconds: Amount = 600
     """Interval of reconciliations without a watch event. They find changes that no watch reports, such as an existing
     PersistentVolumeClaim that was bound. Each interval is varied by up to 10 % to spread the load."""
-    hub_endpoint: str = "https://huggingface.co"
+    hub_endpoint: Annotated[str, Field(pattern=r"^(https?://[^\s/@]+(/[^\s@?#]*)?)?$")] = "https://huggingface.co"
     """Model hub from which the operator reads config.json, for facts about models. Empty for clusters without access to a hub:
     the operator then uses only `spec.model.facts` and the table of well-known models."""
-    hub_wait_seconds: float = 3.0
+    hub_wait_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 3.0
     """Maximum time that a new plan waits for the hub. A plan is made once and pinned, so a wait of 3 s for better kernels pays."""
     rules_config_map: str = ""
     """Name of a ConfigMap with custom rules, in the operator's namespace or as `namespace/name`. None if empty."""
@@ -57,7 +59,7 @@ class Settings:
     instance_types_config_map: str = ""
     """Name of a ConfigMap with node pools that a cluster autoscaler would add nodes to, in the operator's namespace or as
     `namespace/name`. None if empty."""
-    integrations: tuple[str, ...] = ()
+    integrations: Names = ()
     """APIs of others that the operator may use, separated by commas: `gateway` (HTTPRoute, InferencePool), `keda` (ScaledObject). The
     operator needs the permissions for them."""
     lease: str = "vllm-operator"
@@ -67,16 +69,16 @@ class Settings:
     identity: str = ""
     """What this process is called in the Lease. A later process of the same identity takes the Lease over at once, so it
     must be sure that the earlier one has ended, as containers of one Pod are. By default the host's name and a random part."""
-    log_streams: int = 200
+    log_streams: Amount = 200
     """Maximum number of container logs that are open at the same time. Each needs a connection to the API server, which takes 70 to 140
     KiB of memory. If more logs are wanted, they take turns of some seconds; the namespace with the fewest open logs is next."""
-    priming_patience_seconds: int = 60
+    priming_patience_seconds: Annotated[int, Field(ge=0)] = 60
     """Maximum time that the helper Pod that compiles before a rollout may wait for a free GPU. After it, the rollout starts without warm
     caches. The scheduler needs seconds. A cluster autoscaler needs minutes, so raise the value if you use one."""
-    artifact_repositories: tuple[str, ...] = ()
+    artifact_repositories: Names = ()
     """Repositories from which caches may be fetched and to which they may be published, separated by commas, each with everything below
     it: `registry.example/team`. All if empty. An artifact is code that runs in engines."""
-    artifact_naming: str = "tag"
+    artifact_naming: Literal["tag", "digest"] = "tag"
     """With `digest`, `spec.cache.artifact.reference` is required, so that whoever can push to the repository cannot change what runs.
     With `tag`, `repository` is enough."""
     tools_image: str = TOOLS_IMAGE
@@ -84,14 +86,14 @@ class Settings:
     part of a plan: a new value applies to new plans."""
     http_host: str = "0.0.0.0"
     """Listen address of the probes and metrics. The kubelet connects from outside of the container."""
-    http_port: int = 8080
+    http_port: Annotated[int, Field(ge=0, le=65535)] = 8080
     """Port of /healthz, /readyz and /metrics. With 0, the system chooses a port."""
-    stuck_seconds: int = 120
+    stuck_seconds: Amount = 120
     """The liveness probe fails if a reconciliation takes longer than this, or if keys are due and no worker has taken one for
     this long. Keys that wait for a retry or for the next resync do not count."""
-    log_format: str = "text"
+    log_format: Literal["text", "json"] = "text"
     """Log format: `text` or `json`."""
-    log_level: str = "INFO"
+    log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(str.upper)] = "INFO"
     """Log level: DEBUG, INFO, WARNING or ERROR."""
 
     @property
@@ -102,38 +104,15 @@ class Settings:
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> "Settings":
         """Read environment variables, by default those of the process. Raises SettingsError for an unknown one or an invalid value."""
-        known = {f"{PREFIX}{field.name.upper()}": field for field in fields(cls)}
-        values: dict[str, Any] = {}
-        for variable, text in (os.environ if environment is None else environment).items():
-            if variable in known:
-                values[known[variable].name] = _read(variable, text.strip(), known[variable].default)
-            elif variable.startswith(PREFIX) and not SERVICE_LINK.search(variable):
-                raise SettingsError(f"{variable} is not a setting. Known are: {', '.join(sorted(known))}.")
-        return cls(**values)
-
-
-def _read(variable: str, text: str, default: object) -> Any:
-    """Parse a value of the same type as the default."""
-    name = variable.removeprefix(PREFIX)
-    match default:
-        case tuple():
-            parts = tuple(part.strip() for part in text.split(",") if part.strip())
-            if name == "NAMESPACES" and not all(map(is_namespace, parts)):
-                raise SettingsError(f"{variable} is {text!r}; it must be names of namespaces, separated by commas, such as team-a,team-b.")
-            return parts
-        case int() | float():
-            try:
-                number = type(default)(text)
-            except ValueError:
-                raise SettingsError(f"{variable} is {text!r}; it must be a number such as {default}.") from None
-            may_be_zero = name.lower() in MAY_BE_ZERO
-            if not (number > 0 or (number == 0 and may_be_zero)) or number == math.inf:
-                raise SettingsError(f"{variable} is {text}; it must be {'0 or more' if may_be_zero else 'more than 0'}, such as {default}.")
-            if name == "HTTP_PORT" and number > MAX_PORT:
-                raise SettingsError(f"{variable} is {text}; it must be at most {MAX_PORT}, such as {default}.")
-            return number
-        case _:
-            form, meaning = _FORMS.get(name, (None, ""))
-            if form is not None and not form.fullmatch(text):
-                raise SettingsError(f"{variable} is {text!r}; it {meaning}.")
-            return text
+        known = {f"{PREFIX}{name.upper()}": name for name in cls.model_fields}
+        given = {name: text for name, text in (os.environ if environment is None else environment).items() if name.startswith(PREFIX)}
+        if unknown := [name for name in given if name not in known and not SERVICE_LINK.search(name)]:
+            raise SettingsError(f"{unknown[0]} is not a setting. Known are: {', '.join(sorted(known))}.")
+        try:
+            return cls.model_validate({known[variable]: text.strip() for variable, text in given.items() if variable in known})
+        except ValidationError as error:
+            first = error.errors()[0]
+            name, problem = str(first["loc"][0]), re.sub("^(Input|String) should", "it must", first["msg"]).removeprefix("Value error, ")
+            default = cls.model_fields[name].default
+            such = f", such as {default}" if default else ""
+            raise SettingsError(f"{PREFIX}{name.upper()} is {first['input']!r}; {problem}{such}.") from None
