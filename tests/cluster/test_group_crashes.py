@@ -1,4 +1,4 @@
-"""Crashes of replicas on several nodes, with the real controller of LeaderWorkerSet: told once, counted over recreations, and over."""
+"""Crashes and hangs of replicas on several nodes, with the real controller of LeaderWorkerSet: told, counted, over, and the way back."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -9,10 +9,14 @@ import pytest
 
 from support.cluster import Cluster, Simulator
 from support.leader_worker_sets import LeaderWorkerSets
+from support.observations import HANG
 from support.operator_process import OperatorProcess, condition, has, llama
+from support.probes import now, record_failed_probe, set_ready
+from support.stories import own_events
 from testenv import Environment
+from vllm_operator.pods.view import is_ready
 
-pytestmark = [pytest.mark.cluster, pytest.mark.extended]
+pytestmark = [pytest.mark.cluster, pytest.mark.extended, pytest.mark.timeout(300)]
 
 LEADER, FOLLOWER = "llama-0", "llama-0-1"
 NODES = Path(__file__).parents[1] / "corpus" / "nodes"
@@ -83,3 +87,89 @@ async def test_the_crash_of_a_follower_is_told_once_and_counted_until_the_group_
     told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "True", "Serving"), within=60)
     assert not [it for it in told["status"]["conditions"] if it["type"] == "Crashed"]
     assert told["status"]["lastCrash"]["signature"] == "HfRepoNotFound"
+
+
+async def serve(cluster: Cluster, sim: Simulator, **rollout: Any) -> tuple[str, ...]:
+    """A group serves; return the UIDs of its Pods."""
+    await sim.script(path="ok", pull="0", load="0")
+    await cluster.create(llama(cluster.namespace, **TWO_NODES, **rollout))
+    await cluster.wait_for("VLLMDeployment", "llama", has("Ready", "True", "Serving"), within=120)
+    return tuple([(await cluster.get("Pod", name))["metadata"]["uid"] for name in (LEADER, FOLLOWER)])
+
+
+async def hang(cluster: Cluster) -> None:
+    """The leader hangs, and after a minute its probe ends it. LeaderWorkerSet deletes its Pods, which are not gone at once."""
+    leader = await cluster.get("Pod", LEADER)
+    await set_ready(cluster, leader, False)
+    await record_failed_probe(cluster, leader, HANG)
+    told = await cluster.wait_for("VLLMDeployment", "llama", has("Hung", "True", "EngineHung"), within=60)
+    assert f"The engine of Pod {LEADER} hangs: 3 requests are running" in condition(told, "Hung")["message"]
+    for name in (LEADER, FOLLOWER):
+        await cluster.patch("Pod", name, {"metadata": {"finalizers": [HELD]}})
+    ended = {"exitCode": 137, "reason": "Error", "message": HANG, "startedAt": leader["status"]["startTime"], "finishedAt": now()}
+    leader = await cluster.get("Pod", LEADER)
+    await set_ready(
+        cluster, leader, False, started=False, restartCount=1, lastState={"terminated": ended}, state={"running": {"startedAt": now()}}
+    )
+    for name in (LEADER, FOLLOWER):
+        await cluster.wait_for("Pod", name, lambda it: "deletionTimestamp" in it["metadata"])
+
+
+async def test_a_leader_that_hangs_costs_its_group_once_and_is_told(
+    served: Cluster, sets: LeaderWorkerSets, operator: OperatorProcess, sim: Simulator, gpu_nodes: Callable[..., list[str]]
+) -> None:
+    gpu_nodes("h100-sxm", name="second")
+    await serve(served, sim)
+    generation = (await served.get("LeaderWorkerSet", "llama"))["metadata"]["generation"]
+    await hang(served)
+    told = await served.wait_for("VLLMDeployment", "llama", lambda it: "lastCrash" in it["status"], within=60)
+    crash = told["status"]["lastCrash"]
+    assert (crash["signature"], crash["exitCode"], crash["pod"]) == ("EngineHung", 137, LEADER)
+    assert "3 requests are running, no token since 14:02:10 UTC" in crash["cause"]
+    old = await release(served)
+    for name in (LEADER, FOLLOWER):
+        await served.wait_for("Pod", name, lambda it: it["metadata"]["uid"] not in old)
+    told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "True", "Serving"), within=120)
+    new = tuple([(await served.get("Pod", name))["metadata"]["uid"] for name in (LEADER, FOLLOWER)])
+    assert (condition(told, "Hung"), told["status"]["lastCrash"]["signature"]) == ({}, "EngineHung")
+    assert (await own_events(served))["EngineHung"] == 2, "the hang, and its restart as a crash"
+    assert tuple([(await served.get("Pod", name))["metadata"]["uid"] for name in (LEADER, FOLLOWER)]) == new, "created again once"
+    assert (await served.get("LeaderWorkerSet", "llama"))["metadata"]["generation"] == generation
+
+
+@pytest.mark.parametrize("way", ["crashes", "hangs"])
+async def test_a_revision_of_a_group_that_fails_is_given_up_and_the_last_one_that_served_comes_back(
+    served: Cluster, sets: LeaderWorkerSets, operator: OperatorProcess, sim: Simulator, gpu_nodes: Callable[..., list[str]], way: str
+) -> None:
+    gpu_nodes("h100-sxm", name="second")
+    old = await serve(served, sim)
+    if way == "crashes":
+        await sim.script(path="crash", pull="0", crash_after="hold", load="hold")
+    await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"env": [{"name": "CHANGED", "value": "yes"}]}}})
+    if way == "crashes":
+        await fail(served, sim, recreated=old)
+    else:
+        await served.wait_for("Pod", LEADER, lambda it: it["metadata"]["uid"] not in old and is_ready(it), within=60)
+        await served.wait_for("VLLMDeployment", "llama", has("Ready", "True", "Serving"), within=60)
+        await hang(served)
+    told = await served.wait_for("VLLMDeployment", "llama", has("RolledBack", "True"), within=60)
+    message = condition(told, "RolledBack")["message"]
+    assert message.startswith("Revision 2 failed ")
+    assert "so the operator went back to revision 1" in message
+    await sim.script(path="ok", pull="0", load="0", crash_after=None)
+    failed = await release(served)
+    for name in (LEADER, FOLLOWER):
+        pod = await served.wait_for("Pod", name, lambda it: it["metadata"]["uid"] not in (*old, *failed) and not changed(it), within=60)
+        await sim.change(pod["metadata"]["name"], path="ok", load="0")
+    told = await served.wait_for("VLLMDeployment", "llama", has("Available", "True"), within=120)
+    assert has("Ready", "False", "RolledBack")(told)
+    assert (await own_events(served))["RolledBack"] == 1
+    await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"env": [{"name": "CHANGED", "value": "again"}]}}})
+    told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "True", "Serving"), within=120)
+    assert condition(told, "RolledBack") == {}
+    assert changed(await served.get("Pod", FOLLOWER)) == "again"
+
+
+def changed(pod: dict[str, Any]) -> str | None:
+    variables = pod["spec"]["containers"][0]["env"]
+    return next((each["value"] for each in variables if each["name"] == "CHANGED"), None)

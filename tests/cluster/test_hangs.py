@@ -1,52 +1,14 @@
 """Engines that hang, on a real API server: what the kubelet writes about their readiness probe, and what the operator makes of it."""
 
-import uuid
-from datetime import UTC, datetime
-
 import pytest
 
 from support.cluster import Cluster, Manifest, Simulator, the_pod
 from support.observations import HANG
 from support.operator_process import OperatorProcess, condition, has, llama
+from support.probes import now, record_failed_probe, set_ready
 from support.stories import own_events
 
 pytestmark = [pytest.mark.cluster, pytest.mark.extended]
-
-
-def now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-async def set_ready(cluster: Cluster, pod: Manifest, ready: bool, **of_container: object) -> None:
-    """Writes the status as the kubelet does after the readiness probe."""
-    name, state = pod["metadata"]["name"], {"ready": ready, "started": True, **of_container}
-    conditions = [
-        {**each, "status": str(ready), "lastTransitionTime": now()} if each["type"] in ("Ready", "ContainersReady") else each
-        for each in pod["status"]["conditions"]
-    ]
-    statuses = [{**each, **(state if each["name"] == "vllm" else {})} for each in pod["status"]["containerStatuses"]]
-    await cluster.patch("Pod", name, {"status": {"conditions": conditions, "containerStatuses": statuses}}, subresource="status")
-
-
-async def record_failed_probe(cluster: Cluster, pod: Manifest, said: str) -> None:
-    """Writes the event as the kubelet does, with what the probe has printed."""
-    metadata = pod["metadata"]
-    about = {"apiVersion": "v1", "kind": "Pod", "name": metadata["name"], "namespace": metadata["namespace"], "uid": metadata["uid"]}
-    await cluster.create(
-        {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {"name": f"{metadata['name']}.{uuid.uuid4().hex[:12]}", "namespace": metadata["namespace"]},
-            "involvedObject": {**about, "fieldPath": "spec.containers{vllm}"},
-            "type": "Warning",
-            "reason": "Unhealthy",
-            "message": f"Readiness probe failed: {said}\n",
-            "source": {"component": "kubelet"},
-            "firstTimestamp": now(),
-            "lastTimestamp": now(),
-            "count": 1,
-        }
-    )
 
 
 async def serve(cluster: Cluster, sim: Simulator) -> Manifest:

@@ -1,0 +1,42 @@
+"""What the kubelet writes about the readiness probe of an engine."""
+
+import uuid
+from datetime import UTC, datetime
+
+from support.cluster import Cluster, Manifest
+
+
+def now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+async def set_ready(cluster: Cluster, pod: Manifest, ready: bool, **of_container: object) -> None:
+    """Writes the status as the kubelet does after the readiness probe."""
+    name, state = pod["metadata"]["name"], {"ready": ready, "started": True, **of_container}
+    conditions = [
+        {**each, "status": str(ready), "lastTransitionTime": now()} if each["type"] in ("Ready", "ContainersReady") else each
+        for each in pod["status"]["conditions"]
+    ]
+    statuses = [{**each, **(state if each["name"] == "vllm" else {})} for each in pod["status"]["containerStatuses"]]
+    await cluster.patch("Pod", name, {"status": {"conditions": conditions, "containerStatuses": statuses}}, subresource="status")
+
+
+async def record_failed_probe(cluster: Cluster, pod: Manifest, said: str) -> None:
+    """Writes the event as the kubelet does, with what the probe has printed."""
+    metadata = pod["metadata"]
+    about = {"apiVersion": "v1", "kind": "Pod", "name": metadata["name"], "namespace": metadata["namespace"], "uid": metadata["uid"]}
+    await cluster.create(
+        {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{metadata['name']}.{uuid.uuid4().hex[:12]}", "namespace": metadata["namespace"]},
+            "involvedObject": {**about, "fieldPath": "spec.containers{vllm}"},
+            "type": "Warning",
+            "reason": "Unhealthy",
+            "message": f"Readiness probe failed: {said}\n",
+            "source": {"component": "kubelet"},
+            "firstTimestamp": now(),
+            "lastTimestamp": now(),
+            "count": 1,
+        }
+    )
