@@ -19,6 +19,7 @@ from vllm_operator.pods.view import is_ready
 pytestmark = [pytest.mark.cluster, pytest.mark.extended, pytest.mark.timeout(300)]
 
 LEADER, FOLLOWER = "llama-0", "llama-0-1"
+SURGE = ("llama-1", "llama-1-1")
 NODES = Path(__file__).parents[1] / "corpus" / "nodes"
 TWO_NODES: dict[str, Any] = {"parallelism": {"tensor": 8, "nodes": 2}, "cache": {"storage": "EmptyDir"}}
 NO_MODEL = has("Crashed", "True", "HfRepoNotFound")
@@ -34,25 +35,26 @@ def sets(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> 
     made.remove()
 
 
-async def fail(cluster: Cluster, sim: Simulator, *, recreated: tuple[str, ...] = ()) -> None:
+async def fail(cluster: Cluster, sim: Simulator, *, recreated: tuple[str, ...] = (), group: tuple[str, str] = (LEADER, FOLLOWER)) -> None:
     """The follower finds no model and ends, and the leader waits for it. As with a kubelet, the Pods are not gone at once."""
-    for name in (LEADER, FOLLOWER):
+    leader, follower = group
+    for name in group:
         await cluster.wait_for("Pod", name, lambda it: it["metadata"]["uid"] not in recreated and it["status"].get("phase") == "Running")
         await cluster.patch("Pod", name, {"metadata": {"finalizers": [HELD]}})
         shutil.rmtree(cluster.simulated.log_root / cluster.namespace / name, ignore_errors=True)
-    sim.log(LEADER).write((NODES / "h100-follower-model-missing-rank0.log").read_bytes())
-    log = sim.log(FOLLOWER)
+    sim.log(leader).write((NODES / "h100-follower-model-missing-rank0.log").read_bytes())
+    log = sim.log(follower)
     log.write((NODES / "h100-follower-model-missing-rank1.log").read_bytes())
     log.exit()
-    await sim.change(FOLLOWER, crash_after="0")
-    for name in (LEADER, FOLLOWER):
+    await sim.change(follower, crash_after="0")
+    for name in group:
         await cluster.wait_for("Pod", name, lambda it: "deletionTimestamp" in it["metadata"])
 
 
-async def release(cluster: Cluster) -> tuple[str, ...]:
+async def release(cluster: Cluster, group: tuple[str, str] = (LEADER, FOLLOWER)) -> tuple[str, ...]:
     """Let the Pods go; return their UIDs."""
-    uids = [(await cluster.get("Pod", name))["metadata"]["uid"] for name in (LEADER, FOLLOWER)]
-    for name in (FOLLOWER, LEADER):
+    uids = [(await cluster.get("Pod", name))["metadata"]["uid"] for name in group]
+    for name in reversed(group):
         await cluster.patch("Pod", name, {"metadata": {"finalizers": None}})
     return tuple(uids)
 
@@ -173,3 +175,23 @@ async def test_a_revision_of_a_group_that_fails_is_given_up_and_the_last_one_tha
 def changed(pod: dict[str, Any]) -> str | None:
     variables = pod["spec"]["containers"][0]["env"]
     return next((each["value"] for each in variables if each["name"] == "CHANGED"), None)
+
+
+async def test_with_spare_nodes_the_old_group_serves_while_a_revision_fails_and_comes_back(
+    served: Cluster, sets: LeaderWorkerSets, operator: OperatorProcess, sim: Simulator, gpu_nodes: Callable[..., list[str]]
+) -> None:
+    for name in ("second", "third", "fourth"):
+        gpu_nodes("h100-sxm", name=name)
+    served_first = await serve(served, sim, rollout={"maxSurge": 1, "maxUnavailable": 0})
+    await sim.script(path="crash", pull="0", crash_after="hold", load="hold")
+    await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"env": [{"name": "CHANGED", "value": "yes"}]}}})
+    await fail(served, sim, group=SURGE)
+    told = await served.wait_for("VLLMDeployment", "llama", has("RolledBack", "True"), within=60)
+    assert "so the operator went back to revision 1" in condition(told, "RolledBack")["message"]
+    await sim.script(path="ok", pull="0", load="0", crash_after=None)
+    await release(served, SURGE)
+    for name in SURGE:
+        await served.wait_until_gone("Pod", name)
+    told = await served.wait_for("VLLMDeployment", "llama", lambda it: "backSeconds" in it["status"].get("rollback", {}), within=60)
+    assert (told["status"]["readyReplicas"], condition(told, "Available")["status"]) == (1, "True")
+    assert tuple([(await served.get("Pod", name))["metadata"]["uid"] for name in (LEADER, FOLLOWER)]) == served_first

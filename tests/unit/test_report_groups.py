@@ -217,6 +217,32 @@ def test_recreations_are_counted_and_the_crash_stays_in_force_until_the_group_se
     assert later.status.last_crash.restarts is None
 
 
+def test_crashes_of_different_ranks_are_counted_together_while_the_last_one_is_diagnosed() -> None:
+    of_follower = {(LEADER, 0): WAITS, (FOLLOWER, 0): replace(READS, crash=NO_MODEL, is_final=True)}
+    of_leader = {(LEADER, 0): replace(WAITS, crash=LOST_PEER, is_final=True), (FOLLOWER, 0): READS}
+
+    def crashed(status: VLLMDeploymentStatus, *, created: float, rank: int, seconds: float, is_read: bool = True) -> Report:
+        ends = o.crashed_pod((LEADER, FOLLOWER)[rank], seconds=seconds)
+        pods = (ends, o.ready_pod(FOLLOWER)) if rank == 0 else (o.starting_pod(LEADER), ends)
+        states = (of_follower if rank else of_leader) if is_read else {}
+        return report(o.following(group(*pods, states=states, created=created), status))
+
+    status = crashed(VLLMDeploymentStatus(), created=-400, rank=1, seconds=-390).status
+    unread = crashed(status, created=-300, rank=0, seconds=-1, is_read=False)
+    assert said(unread, CRASHED).startswith(f"Pod {FOLLOWER} crashed with exit code 1 (HfRepoNotFound)")
+    told = crashed(unread.status, created=-300, rank=0, seconds=-20)
+    assert told.status.last_crash is not None
+    assert (told.status.last_crash.pod, told.status.last_crash.restarts) == (LEADER, 1)
+    unread = crashed(told.status, created=-15, rank=1, seconds=-1, is_read=False)
+    assert "crashed 2 times" in said(unread, CRASHED)
+    assert unread.status.last_crash == told.status.last_crash
+
+    # after the group has served, the count begins again
+    served = report(o.following(group(o.ready_pod(LEADER), o.ready_pod(FOLLOWER), created=-15), told.status))
+    unread = crashed(served.status, created=-10, rank=0, seconds=-1, is_read=False)
+    assert said(unread, CRASHED).startswith(f"Pod {LEADER} ended with exit code 1. The operator is reading its log.")
+
+
 def test_a_crash_stays_in_force_while_its_group_has_no_pods_or_only_a_leader() -> None:
     states = {(LEADER, 0): WAITS, (FOLLOWER, 0): replace(READS, crash=NO_MODEL, is_final=True)}
     status = report(group(o.starting_pod(LEADER), o.crashed_pod(FOLLOWER, seconds=-390), states=states)).status

@@ -153,9 +153,13 @@ def _kept_devices(observed: Observation, crashes: Crashes) -> int:
 
 
 def _known_before(crashes: Crashes) -> CrashStatus | None:
-    """Return the crash before the one whose log is being read, if it was of the same Pod; None otherwise."""
-    last = crashes.last
-    return last if last is not None and crashes.in_force and last.pod == crashes.in_force[0].view.name else None
+    """Return the crash before the one whose log is being read, if it was of the same replica and is not over; None otherwise."""
+    last, found = crashes.last, next(iter(crashes.in_force), None)
+    if last is None or found is None:
+        return None
+    # any Pod of a group counts, and a group that has served since then counts from the beginning
+    is_same = last.pod == found.view.name if found.view.group is None else found.run > (last.restarts or 0)
+    return last if is_same else None
 
 
 def service_url(observed: Observation) -> str | None:
