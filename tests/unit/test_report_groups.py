@@ -274,10 +274,20 @@ def test_stalled_starts_of_a_group_are_restarted_as_often_as_the_spec_allows() -
     assert restarted == [1, 1, 0, 0]
 
 
-def test_a_leader_that_hangs_is_a_hang_of_the_replica() -> None:
-    told = report(group(o.unready_pod(LEADER), o.ready_pod(FOLLOWER), pod_events=[o.hang_event(LEADER)]))
+@pytest.mark.parametrize(
+    ("on_hang", "next_step"),
+    [
+        ("Restart", "The engine is stopped 75 s after the hang was noticed, so that all Pods of its replica are created again"),
+        ("Report", f"To restart all Pods of its replica: `kubectl delete pod {LEADER} -n "),
+    ],
+)
+def test_a_leader_that_hangs_is_a_hang_of_the_replica(on_hang: str, next_step: str) -> None:
+    observed = group(o.unready_pod(LEADER), o.ready_pod(FOLLOWER), pod_events=[o.hang_event(LEADER)])
+    told = report(replace(observed, outcome=o.outcome(plan=o.plan(nodes=2, on_hang=on_hang))))
 
     assert said(told, HUNG).startswith(f"The engine of Pod {LEADER} hangs")
+    assert next_step in said(told, HUNG)
+    assert "It is rank 0 of 2, on node node-a." in said(told, HUNG)
     assert said(told, CRASHED) == ""
     assert told.status.ready_replicas == 0
 
