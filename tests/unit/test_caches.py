@@ -160,8 +160,9 @@ def test_a_plan_from_before_there_was_this_cache_keeps_its_pods_as_they_are() ->
     assert asked.cache_key == before.cache_key
 
 
-def test_a_value_that_differs_from_pod_to_pod_is_reported() -> None:
+@pytest.mark.parametrize(("version", "in_keys"), [("0.21.0", ["VLLM_NIXL_SIDE_CHANNEL_HOST"]), ("0.22.0", []), ("0.33.0", [])])
+def test_a_value_that_differs_from_pod_to_pod_is_reported(version: str, in_keys: list[str]) -> None:
     field = {"fieldRef": {"fieldPath": "status.podIP"}}
     env = [{"name": name, "valueFrom": field} for name in ("VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_HOST_IP", "MY_POD_IP")]
-    notes = made(deployment(engine={"version": "0.20.1", "env": env}), real_node("h100-sxm")).notes
-    assert [note.partition(" ")[0] for note in notes if "fieldRef" in note] == ["VLLM_NIXL_SIDE_CHANNEL_HOST"]
+    notes = made(deployment(engine={"version": version, "env": env}), real_node("h100-sxm")).notes
+    assert [note.partition(" ")[0] for note in notes if "fieldRef" in note] == in_keys

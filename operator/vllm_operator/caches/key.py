@@ -60,14 +60,14 @@ def keyed_arguments(arguments: Mapping[str, str | None], caches: Caches) -> str 
     return text if len(text) <= _MAX_VALUE_LENGTH else digest([[flag, value or ""] for flag, value in flags], _DIGEST_LENGTH)
 
 
-def per_pod_notes(env: Iterable[EnvironmentVariable], caches: Caches) -> tuple[str, ...]:
+def per_pod_notes(env: Iterable[EnvironmentVariable], caches: Caches, version: str | None) -> tuple[str, ...]:
     """Return a note for each of the user's variables that makes every start cold because its value differs between Pods."""
     return tuple(
         f"{variable.name} has a different value in each Pod (fieldRef) and is part of vLLM's cache keys, so no Pod finds the compiled "
         f"files of another. Pass it as a flag if there is one, or set it in the command of the Pod."
         for variable in env
         if variable.name.startswith("VLLM_")
-        and variable.name not in caches.per_pod_values.allowed
+        and not caches.per_pod_values.allows(variable.name, version)
         and "fieldRef" in (variable.value_from or {})
     )
 

@@ -77,9 +77,13 @@ class WeightsCache(Cache):
 
 
 class PerPodValues(Sourced):
-    """vLLM's variables that are not part of its own cache keys, so that their values may differ between Pods."""
+    """vLLM's variables that are not part of its own cache keys, with its versions: their values may differ between Pods."""
 
-    allowed: frozenset[str]
+    allowed: Mapping[str, Specifiers]
+
+    def allows(self, variable: str, version: str | None) -> bool:
+        """Return whether a value may differ. An unknown version matches all versions."""
+        return variable in self.allowed and _contains(self.allowed[variable], version)
 
 
 class KeyedArgument(Sourced):

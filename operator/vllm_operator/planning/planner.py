@@ -426,7 +426,7 @@ class _FreshPlan:
         between = groups.group_arguments(deadline, version, data=premises.shape.parallel.data) if nodes else []
         args = overrides.keep_first([*own, *between, *shared, *adapters.arguments, *drain.arguments, *decision.args])
         env, args, overridden = overrides.drop_overridden(env, args, premises.overrides)
-        per_pod = per_pod_notes((resource.spec.engine and resource.spec.engine.env) or (), self.catalog.caches)
+        per_pod = per_pod_notes((resource.spec.engine and resource.spec.engine.env) or (), self.catalog.caches, version.version)
         about_choice, listed = [], list[GPUCandidate]()
         if not self._keeps_gpu:
             kept = self._kept is not None and pinning.gpu_in_use(self._kept) == targets.in_use_of(target.pool)
