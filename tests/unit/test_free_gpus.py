@@ -93,6 +93,13 @@ def test_all_replicas_need_a_free_gpu() -> None:
     assert planned(deployment(QWEN, replicas=0), L40S, H100, used=full("l40s")).product == "NVIDIA-H100-80GB-HBM3"
 
 
+@pytest.mark.parametrize(("gpus", "product"), [(4, "NVIDIA-H100-80GB-HBM3"), (5, "NVIDIA-B200")])
+def test_each_pod_of_a_replica_needs_a_node_of_its_own(gpus: int, product: str) -> None:
+    nodes = [real_node(kind, f"{kind}-{number}") for kind in ("h100-sxm", "b200") for number in (1, 2)]
+    resource = deployment(QWEN, parallelism={"tensor": 4, "nodes": 2}, cache={"storage": "EmptyDir"})
+    assert planned(resource, *nodes, used=(pod("h100-sxm-1", gpus),)).product == product
+
+
 def test_devices_of_a_replica_must_be_free_on_one_node() -> None:
     nodes = [real_node("h100-sxm", f"h100-{number}") for number in range(4)]
     model = deployment("hf://meta-llama/Llama-3.3-70B-Instruct")

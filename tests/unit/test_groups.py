@@ -157,6 +157,24 @@ def test_followers_have_no_server_and_otherwise_the_arguments_of_their_leader() 
     assert follower["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
 
 
+def test_the_pods_of_a_group_are_on_different_nodes_unless_the_user_spreads_them() -> None:
+    zones = [{"topologyKey": "topology.kubernetes.io/zone", "maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway"}]
+    for given, want in (
+        (None, ("kubernetes.io/hostname", 2)),
+        ({"spec": {"topologySpreadConstraints": zones}}, (zones[0]["topologyKey"], None)),
+    ):
+        resource = deployment(QWEN, parallelism={"tensor": 4, "nodes": 2}, **({"podTemplate": given} if given else {}))
+        [workload] = [each for each in render(resource, planned(resource)) if each["kind"] == "LeaderWorkerSet"]
+        for template in ("leaderTemplate", "workerTemplate"):
+            [rule] = workload["spec"]["leaderWorkerTemplate"][template]["spec"]["topologySpreadConstraints"]
+            assert (rule["topologyKey"], rule.get("minDomains")) == want
+
+
+def test_one_node_with_gpus_for_two_ranks_is_not_enough() -> None:
+    told = outcome(deployment(QWEN, parallelism={"tensor": 4, "nodes": 2}), nodes=1)
+    assert (told.plan, told.refusal and told.refusal.reason) == (None, "NoMatchingGPU")
+
+
 @pytest.mark.parametrize("version", ["0.18.0", "0.26.0", "0.33.0"])
 def test_the_leader_listens_at_its_address_for_the_ranks_of_other_nodes_which_get_its_name(version: str) -> None:
     resource = deployment(version=version, parallelism=RANKS)

@@ -7,7 +7,7 @@ field that the API server fills in, so applying it twice changes nothing and kee
 from collections.abc import Mapping
 from typing import Any
 
-from vllm_operator.api.labels import LWS_GROUP
+from vllm_operator.api.labels import INSTANCE_LABEL, LWS_GROUP
 from vllm_operator.api.operation import RolloutSpec, ServiceSpec
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.reading import access_modes, is_one_node
@@ -82,6 +82,7 @@ def render_deployment(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
 def render_group_set(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
     """Render the LeaderWorkerSet of replicas on several nodes. Raises SpecError."""
     template = render_pod_template(resource, plan)
+    template["spec"].setdefault("topologySpreadConstraints", [_one_pod_per_node(resource, plan)])
     metadata = metadata_of(resource, resource.metadata.name)
     return {
         "apiVersion": "leaderworkerset.x-k8s.io/v1",
@@ -102,6 +103,22 @@ def render_group_set(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
                 "workerTemplate": render_follower_template(template, resource, plan),
             },
         },
+    }
+
+
+def _one_pod_per_node(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
+    """Return what keeps the Pods of a group on different nodes, as planned, also where a node has GPUs for two of them.
+
+    With fewer than `minDomains` nodes, no Pod joins another. Unlike for an anti-affinity, Pods that are being deleted do not count: those
+    of a group that is created again have the same key.
+    """
+    return {
+        "topologyKey": HOST_LABEL,
+        "maxSkew": 1,
+        "minDomains": plan.nodes,
+        "whenUnsatisfiable": "DoNotSchedule",
+        "labelSelector": {"matchLabels": {INSTANCE_LABEL: resource.metadata.name}},
+        "matchLabelKeys": [f"{LWS_GROUP}/group-key"],
     }
 
 

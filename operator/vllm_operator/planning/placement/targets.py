@@ -165,7 +165,7 @@ def find_candidates(
         alone = sliced or (pool.shared and shape.count != request.count)
         if pool.count < shape.count or pool in done or (alone and shape.count > 1):
             continue
-        if shape.nodes > 1 and pool.provider is None and len(pool.nodes) * (pool.count // shape.count) < shape.nodes:
+        if shape.nodes > 1 and pool.provider is None and len(pool.nodes) < shape.nodes:
             rejections.append(Rejection(pool, Obstacle.NODES))
             continue
         replicas, title = _replicas(pool, shape, free, inventory), catalog.gpus.title(pool.product, pool.architecture)
@@ -208,7 +208,9 @@ def _replicas(pool: Pool, shape: Shape, free: Mapping[Alike, Mapping[str, int]],
         return 0
     if (inventory.allocated if pool.claims else inventory.used) is None:
         return None
-    return sum(devices // shape.count for devices in free.get(_alike(pool), {}).values()) // shape.nodes
+    pods = [devices // shape.count for devices in free.get(_alike(pool), {}).values()]
+    # each Pod of a replica is on a node of its own
+    return next(most for most in range(sum(pods) // shape.nodes, -1, -1) if sum(min(each, most) for each in pods) >= most * shape.nodes)
 
 
 def _alike(pool: Pool) -> Alike:
