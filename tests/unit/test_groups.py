@@ -163,7 +163,7 @@ def test_the_pods_of_a_group_are_on_different_nodes_unless_the_user_spreads_them
         (None, ("kubernetes.io/hostname", 2)),
         ({"spec": {"topologySpreadConstraints": zones}}, (zones[0]["topologyKey"], None)),
     ):
-        resource = deployment(QWEN, parallelism={"tensor": 4, "nodes": 2}, **({"podTemplate": given} if given else {}))
+        resource = deployment(QWEN, parallelism={"tensor": 4, "nodes": 2}, podTemplate=given)
         [workload] = [each for each in render(resource, planned(resource)) if each["kind"] == "LeaderWorkerSet"]
         for template in ("leaderTemplate", "workerTemplate"):
             [rule] = workload["spec"]["leaderWorkerTemplate"][template]["spec"]["topologySpreadConstraints"]

@@ -11,7 +11,7 @@ from pydantic.alias_generators import to_camel
 
 from vllm_operator.api.reading import stamp
 from vllm_operator.catalog.startup import StartupKnowledge, load_startup
-from vllm_operator.cli.diagnose_ranks import describe_group, find_group, group_as_json
+from vllm_operator.cli.diagnose_ranks import Group, describe_group, find_group, group_as_json
 from vllm_operator.cli.inputs import InputError, add_output, name_of_file, print_as, read_input, read_text
 from vllm_operator.cli.pasted_logs import read_logs, severity
 from vllm_operator.cli.terminal import paragraph
@@ -88,19 +88,34 @@ def run(arguments: argparse.Namespace) -> int:
     name, parser = found[0]
     state = parser.final_state
     if group is not None and not group.is_told_by_one_log:
-        parser = group.parsers.get(-1 if group.diagnosis.rank is None else group.diagnosis.rank, parser)
-        state = replace(parser.final_state, crash=group.diagnosis.crash if group.diagnosis.standing is GroupStanding.CRASHED else None)
+        parser, state = root_cause(group, parser)
     if arguments.output:
         told = as_json(state) | ({"container": name} if len(found) > 1 and group is None else {})
-        told |= {"group": group_as_json(group, _crash(group.diagnosis.crash))} if group is not None else {}
-        print_as(told, arguments.output)
+        print_as(told | (json_of_group(group) if group is not None else {}), arguments.output)
     elif group is not None and not group.is_told_by_one_log:
-        headlines = {it.number: _headline(it.state) for it in group.ranks if it.state is not None}
-        is_logged = state.crash is not None and state.crash == parser.final_state.crash
-        print(describe_group(group, headlines, page(parser, state, colours=False).partition("\n\n")[2] if is_logged else ""))
+        headlines = {it.number: headline(it.state) for it in group.ranks if it.state is not None}
+        print(page_of_group(group, headlines, parser, state))
     else:
         print(page_of_several(found, colours=sys.stdout.isatty()))
     return exit_code(state, arguments)
+
+
+def root_cause(group: Group, parser: StartupParser) -> tuple[StartupParser, StartupState]:
+    """Return the log of the rank with the root cause, else `parser`, and its state with this cause."""
+    found = group.diagnosis
+    parser = group.parsers.get(-1 if found.rank is None else found.rank, parser)
+    return parser, replace(parser.final_state, crash=found.crash if found.standing is GroupStanding.CRASHED else None)
+
+
+def page_of_group(group: Group, headlines: dict[int, str], parser: StartupParser, state: StartupState) -> str:
+    """Return the page about an engine on several nodes. `headlines`: a line about each rank; the log and the state: of `root_cause`."""
+    is_logged = state.crash is not None and state.crash == parser.final_state.crash
+    return describe_group(group, headlines, page(parser, state, colours=False).partition("\n\n")[2] if is_logged else "")
+
+
+def json_of_group(group: Group) -> dict[str, Any]:
+    """Return the part of the JSON about all ranks."""
+    return {"group": group_as_json(group, _crash(group.diagnosis.crash))}
 
 
 def _read(file: str, knowledge: StartupKnowledge, *, several: bool) -> list[tuple[str, StartupParser]]:
@@ -150,14 +165,14 @@ def page(parser: StartupParser, state: StartupState, *, colours: bool) -> str:
     notices = [paragraph(f"{each.signature}: {each.cause} {each.remedy or ''}") for each in parser.notices_beside(crash)]
     sections["Also in the log"] = "\n".join(notices)
     parts = [f"{bold}{title}{plain}\n{body}" for title, body in sections.items() if body]
-    return "\n\n".join((f"{bold}{_headline(state, red, green)}{plain}", _facts(state), *parts))
+    return "\n\n".join((f"{bold}{headline(state, red, green)}{plain}", _facts(state), *parts))
 
 
 def page_of_several(logs: list[tuple[str, StartupParser]], *, colours: bool) -> str:
     """Return the page about the most severe log, with its name and one line about each other log if there are several."""
     (name, worst), *others = logs
     worst_page = page(worst, worst.final_state, colours=colours)
-    rows = [f"  {each}: {_headline(parser.final_state)}" for each, parser in others]
+    rows = [f"  {each}: {headline(parser.final_state)}" for each, parser in others]
     return (
         "\n\n".join((name, worst_page, "\n".join(("Other logs" if name and not name.startswith("pod/") else "Other containers", *rows))))
         if others
@@ -191,7 +206,8 @@ def _crash(crash: Crash | None) -> dict[str, Any] | None:
     return None if crash is None else {to_camel(name): getattr(crash, name) for name in _OF_CRASH}
 
 
-def _headline(state: StartupState, red: str = "", green: str = "") -> str:
+def headline(state: StartupState, red: str = "", green: str = "") -> str:
+    """Return a line about a log."""
     name = STAGE_NAMES[state.stage]
     if state.crash is not None:
         when = "" if not state.has_start else " while serving" if state.stage is Stage.READY else f" during {name}"

@@ -21,6 +21,7 @@ class Group(NamedTuple):
     ranks: tuple[Rank, ...]
     parsers: dict[int, StartupParser]
     diagnosis: GroupDiagnosis
+    absent: str = "no log given"  # about other ranks
 
     @property
     def is_told_by_one_log(self) -> bool:
@@ -36,7 +37,7 @@ class Group(NamedTuple):
         rank = next((it for it in self.ranks if it.number == number), None)
         if number is None:
             return "a rank"
-        return f"rank {number} ({rank.name or 'this log'})" if rank is not None else f"rank {number} (no log given)"
+        return f"rank {number} ({rank.name or 'this log'})" if rank is not None else f"rank {number} ({self.absent})"
 
 
 def find_group(logs: Sequence[tuple[str, StartupParser]], knowledge: StartupKnowledge) -> Group | None:
@@ -68,7 +69,7 @@ def describe_group(group: Group, headlines: dict[int, str], body: str) -> str:
     missing = [number for number in range(nodes) if number not in headlines]
     is_ready = any(it.stage is Stage.READY for it in group.ranks)
     rows = [f"  rank {it.number}  {it.name or 'this log'}: {_row(it, headlines[it.number], is_ready=is_ready)}" for it in group.ranks]
-    rows += [f"  rank {number}  no log given" for number in missing]
+    rows += [f"  rank {number}  {group.absent}" for number in missing]
     sections = {"Ranks": "\n".join(rows)}
     if not body and found.crash is not None:
         sections |= {"What happened": paragraph(found.crash.cause), "What to do": paragraph(found.crash.remedy or "")}
