@@ -12,7 +12,7 @@ from support.leader_worker_sets import LeaderWorkerSets
 from support.operator_process import OperatorProcess, condition, has, llama
 from testenv import Environment
 
-pytestmark = [pytest.mark.cluster, pytest.mark.extended]
+pytestmark = [pytest.mark.cluster, pytest.mark.extended, pytest.mark.timeout(300)]
 
 LEADERS, FOLLOWERS = (f"app.kubernetes.io/component={role}" for role in ("engine", "follower"))
 TWO_NODES: dict[str, Any] = {"parallelism": {"tensor": 8, "nodes": 2}, "cache": {"storage": "EmptyDir"}}
