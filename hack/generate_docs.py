@@ -3,21 +3,25 @@
 import ast
 import html
 import inspect
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from testenv.binaries import KUBERNETES_VERSION
+from vllm_operator import __version__
 from vllm_operator.api import conditions
 from vllm_operator.api.crd import custom_resource_definition, schema_of
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.spec import PresetSpec
 from vllm_operator.catalog.entry import Entry
+from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.rule_matching import Condition
 from vllm_operator.catalog.rules import Rule
 from vllm_operator.catalog.startup import Change, LinePattern, Signature, load_remedies, load_startup
-from vllm_operator.cli.catalog import change_in_words, examples
+from vllm_operator.cli.catalog import SECTIONS, change_in_words, examples
 from vllm_operator.controller import settings
 
 ROOT = Path(__file__).parent.parent
@@ -233,8 +237,43 @@ def _entry_fields(model: type[Entry]) -> Iterator[tuple[str, str]]:
         yield f"`{field.alias or name}`{required}", (field.description or "").replace("|", "&#124;")
 
 
+def support() -> dict[str, Any]:
+    """What is supported, as data for other tools."""
+    catalog, crashes = load_catalog(), load_startup()
+    oldest = re.search(r'kubeVersion: ">=(.*)-0"', (ROOT / "charts/vllm-operator/Chart.yaml").read_text("utf-8"))
+    return {
+        "operator": __version__,
+        "kubernetes": {"oldest": oldest[1] if oldest else None, "tested": [KUBERNETES_VERSION.removeprefix("v")]},
+        "vllm": {version: entry["bundle"] for version, entry in SECTIONS["versions"].entries(catalog, crashes).items()},
+        "oldestDriverForCuda": {str(major): driver for major, driver in catalog.images.drivers.items()},
+        "gpus": SECTIONS["gpus"].entries(catalog, crashes),
+    }
+
+
+def support_matrix(known: Mapping[str, Any]) -> str:
+    kubernetes, drivers, versions = known["kubernetes"], known["oldestDriverForCuda"], reversed(known["vllm"].items())
+    features = ("architecture", "family", "cuda", "fp8", "fp4", "mig")
+    lines = [
+        NOTE.format("catalog/data") + "# What is supported\n",
+        f"[support-matrix.json](support-matrix.json) has the same for tools.\n\n**Kubernetes** {kubernetes['oldest']} and newer, "
+        f"tested with {', '.join(kubernetes['tested'])}.\n\n**vLLM**, with the CUDA version of the release's image, and the oldest driver "
+        "that runs it without a compatibility package. Other versions are planned as the nearest release ([plans](plans.md)).\n",
+        *table("vLLM | CUDA | driver | PyTorch", ((name, it["cuda"], drivers[it["cuda"][:2]], it["torch"]) for name, it in versions)),
+        "\n**GPUs**, by the node label `nvidia.com/gpu.product`, or by architecture where no product is known. Other products of these "
+        "architectures work too. CUDA is the first version that supports the architecture.\n",
+        *table(f"product | {' | '.join(features)}", ((name, *(_yes(it[key]) for key in features)) for name, it in known["gpus"].items())),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _yes(value: object) -> object:
+    return value if isinstance(value, str) else "yes" if value else ""
+
+
 def files() -> dict[Path, str]:
     return {
+        DOCS / "support-matrix.md": support_matrix(support()),
+        DOCS / "support-matrix.json": json.dumps(support(), indent=2) + "\n",
         DOCS / "api-reference.md": api_reference(),
         DOCS / "conditions.md": conditions_reference(),
         DOCS / "signatures.md": signatures_reference(),
