@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 from operator import eq
 from typing import Annotated, Literal
 
-from pydantic import Field, PlainValidator, StrictBool, StrictInt
+from pydantic import Field, PlainSerializer, PlainValidator, StrictBool, StrictInt
 
 from vllm_operator.catalog.entry import Entry, Expression, Sourced, Specifiers, keyed_by, read_text
 
@@ -36,7 +36,9 @@ def _read_numeric(value: object) -> Version:
     return version
 
 
-NumericVersion = Annotated[Version, PlainValidator(_read_numeric)]
+NumericVersion = Annotated[
+    Version, PlainValidator(_read_numeric), PlainSerializer(lambda version: ".".join(map(str, version)), when_used="json-unless-none")
+]
 """A numeric version in an entry, written as text."""
 
 

@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic.alias_generators import to_camel
+from pydantic_core import to_jsonable_python
 
 from vllm_operator.api.spec import ModelSpec
-from vllm_operator.catalog.entry import list_data, read_data
-from vllm_operator.catalog.gpus import Architecture, Product, product_key
+from vllm_operator.catalog.entry import Entry, list_data, read_data
+from vllm_operator.catalog.gpus import product_key
 from vllm_operator.catalog.loader import Catalog
-from vllm_operator.catalog.models import ModelFamily
 from vllm_operator.catalog.startup import Change, Signature, StartupKnowledge, load_remedies, load_signature_samples
 from vllm_operator.catalog.templates import fill_in, fill_in_exactly
 from vllm_operator.catalog.versions import VersionTable, parse_release
@@ -85,18 +84,15 @@ def _similar(name: str, entries: Mapping[str, Any]) -> list[str]:
     return containing[:SUGGESTIONS] or similar(name, entries, most=SUGGESTIONS)
 
 
-def _fields(value: object, *names: str) -> dict[str, Any]:
-    return {to_camel(name): _plain(getattr(value, name)) for name in names}
-
-
-def _plain(value: Any) -> Any:
-    return list(value) or None if isinstance(value, tuple) else str(value) if isinstance(value, str) else value
+def _written(entry: Entry) -> dict[str, Any]:
+    """Return an entry as in its file, without fields that are unknown."""
+    return entry.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 def _versions(catalog: Catalog, _: StartupKnowledge) -> dict[str, Any]:
     return {
         table.version: {
-            "bundle": _bundle(table),
+            "bundle": _written(table.bundle),
             "flags": len(table.flags),
             "variables": len(table.variables),
             "backends": sum(map(len, table.backends.values())),
@@ -116,17 +112,13 @@ def _find_version(catalog: Catalog, name: str) -> Any:
     return {
         "version": name,
         **({"note": resolution.note} if resolution.note else {}),
-        "bundle": _bundle(table),
+        "bundle": _written(table.bundle),
         **({f"since{tables[place - 1].version}": _changes(tables[place - 1], table)} if place else {}),
         "backends": {kind: list(names) for kind, names in table.backends.items()},
         "deprecatedVariables": sorted(name for name, variable in table.variables.items() if variable.deprecated),
         "flags": sorted(table.flags),
         "variables": {name: variable.default for name, variable in sorted(table.variables.items())},
     }
-
-
-def _bundle(table: VersionTable) -> dict[str, Any]:
-    return _fields(table.bundle, "cuda", "torch", "flashinfer", "flashinfer_cubins", "deep_gemm")
 
 
 def _changes(before: VersionTable, after: VersionTable) -> dict[str, Any]:
@@ -146,9 +138,9 @@ def _changes(before: VersionTable, after: VersionTable) -> dict[str, Any]:
 def _gpus(catalog: Catalog, _: StartupKnowledge) -> dict[str, Any]:
     """Return each product, and each architecture without a known product, in the operator's order of preference."""
     found: dict[str, Any] = {}
-    for architecture in catalog.gpus.architectures.values():
-        products = [product for product in catalog.gpus.products.values() if product.architecture == architecture.name]
-        found |= {product.name: _product(product, architecture) for product in products} or {architecture.name: _architecture(architecture)}
+    for name, architecture in catalog.gpus.architectures.items():
+        products = [product for product in catalog.gpus.products.values() if product.architecture == name]
+        found |= {product.name: {**_written(architecture), **_written(product)} for product in products} or {name: _written(architecture)}
     return found
 
 
@@ -157,20 +149,11 @@ def _find_gpu(catalog: Catalog, name: str) -> Any:
     architecture, product = gpus.architectures.get(name), gpus.products.get(product_key(name))
     if architecture is not None:
         members = [product.name for product in gpus.products.values() if product.architecture == name]
-        return {**_architecture(architecture), "products": members, "backends": _working_backends(catalog, name)}
+        return {**_written(architecture), "products": members, "backends": _working_backends(catalog, name)}
     if product is None:
         return None
-    return {**_product(product, gpus.architectures[product.architecture]), "backends": _working_backends(catalog, product.architecture)}
-
-
-def _architecture(architecture: Architecture) -> dict[str, Any]:
-    abilities = _fields(architecture, "family", "fp8", "fp4", "mig", "unified_memory")
-    return {"architecture": architecture.name, **abilities, "cuda": ".".join(map(str, architecture.cuda))}
-
-
-def _product(product: Product, architecture: Architecture) -> dict[str, Any]:
-    known = {"product": product.name, **_fields(product, "title", "memory_mebibytes", "data_center", "host"), **_architecture(architecture)}
-    return known if product.mig is None else {**known, "mig": product.mig}
+    known = {**_written(gpus.architectures[product.architecture]), **_written(product)}
+    return {**known, "backends": _working_backends(catalog, product.architecture)}
 
 
 def _working_backends(catalog: Catalog, architecture: str) -> dict[str, list[str]]:
@@ -185,21 +168,11 @@ def _working_backends(catalog: Catalog, architecture: str) -> dict[str, list[str
 def _find_model(catalog: Catalog, name: str) -> Any:
     family = next((family for family in catalog.models.families if family.name == name), None)
     if family is not None:
-        return _family(family)
+        return _written(family)
     if catalog.models.find(name) is None or name.count("/") != 1:
         return None
     facts = resolve_facts(ModelSpec(uri=f"hf://{name}"), catalog.models)
-    return {"model": name, "family": facts.family, **{fact: _plain(getattr(facts, fact)) for fact in facts.sources}}
-
-
-def _family(family: ModelFamily) -> dict[str, Any]:
-    sizes = ("routing_groups", "hidden_size", "moe_intermediate_size", "attention_heads", "mla_dims")
-    return {
-        "patterns": [pattern.pattern for pattern in family.patterns],
-        "modelTypes": list(family.config_types),
-        **_fields(family.facts, "attention", "experts", "quantization", "routing", *sizes),
-        **_fields(family, "billions", "source"),
-    }
+    return {"model": name, "family": facts.family, **to_jsonable_python({fact: getattr(facts, fact) for fact in facts.sources})}
 
 
 def _rules(catalog: Catalog, _: StartupKnowledge) -> dict[str, Any]:
@@ -220,9 +193,9 @@ SECTIONS = {
     "versions": Section(
         _versions,
         {
-            "CUDA": lambda entry: entry["bundle"]["cuda"],
-            "TORCH": lambda entry: entry["bundle"]["torch"],
-            "FLASHINFER": lambda entry: entry["bundle"]["flashinfer"],
+            "CUDA": lambda entry: entry["bundle"].get("cuda"),
+            "TORCH": lambda entry: entry["bundle"].get("torch"),
+            "FLASHINFER": lambda entry: entry["bundle"].get("flashinfer"),
             "DEEPGEMM": lambda entry: "vendored" if entry["bundle"]["deepGemm"] else "",
             "FLAGS": lambda entry: entry["flags"],
             "VARIABLES": lambda entry: entry["variables"],
@@ -235,24 +208,24 @@ SECTIONS = {
         _gpus,
         {
             "GPU": lambda entry: entry.get("title"),
-            "ARCHITECTURE": lambda entry: f"{entry['architecture']} {entry['family']}",
-            "MEMORY": lambda entry: f"{entry['memoryMebibytes']} MiB" if entry.get("memoryMebibytes") else "",
+            "ARCHITECTURE": lambda entry: f"{entry.get('architecture', entry['name'])} {entry['family']}",
+            "MEMORY": lambda entry: f"{entry['memory']} MiB" if "memory" in entry else "",
             "FP8": lambda entry: entry["fp8"],
             "FP4": lambda entry: entry["fp4"],
-            "MIG": lambda entry: bool(entry["mig"]),
+            "MIG": lambda entry: entry["mig"],
             "CUDA FROM": lambda entry: entry["cuda"],
         },
         "Give an architecture (sm_90), or a product as in the node label nvidia.com/gpu.product.",
         _find_gpu,
     ),
     "models": Section(
-        lambda catalog, _: {family.name: _family(family) for family in catalog.models.families},
+        lambda catalog, _: {family.name: _written(family) for family in catalog.models.families},
         {
-            "ATTENTION": lambda entry: entry["attention"],
-            "EXPERTS": lambda entry: entry["experts"] or (None if entry["experts"] is None else "none"),
-            "ROUTING": lambda entry: entry["routing"],
-            "FORMAT": lambda entry: entry["quantization"],
-            "SIZE": lambda entry: f"{entry['billions']:g} B" if entry["billions"] else "",
+            "ATTENTION": lambda entry: entry.get("attention"),
+            "EXPERTS": lambda entry: entry.get("experts") or ("none" if "experts" in entry else None),
+            "ROUTING": lambda entry: entry.get("routing"),
+            "FORMAT": lambda entry: entry.get("quantization"),
+            "SIZE": lambda entry: f"{entry['billions']:g} B" if "billions" in entry else "",
             "NAMES LIKE": lambda entry: entry["patterns"],
         },
         "Give a family, or a model such as deepseek-ai/DeepSeek-V3.2.",
@@ -311,12 +284,12 @@ def _signature(example: Example) -> dict[str, Any]:
         name: [change_in_words(each, example.captures) for each in getattr(signature, name)] for name in ("arguments", "environment")
     }
     return {
-        **_fields(signature, "severity", "versions", "architectures"),
+        **signature.model_dump(mode="json", include={"severity", "versions", "architectures"}),
         "cause": example.cause,
         "remedy": example.remedy,
         **changes,
         "retryable": signature.retryable,
-        "automatic": None if remedy is None else _fields(remedy, "changes", "versions", "architectures", "costs"),
+        "automatic": None if remedy is None else _written(remedy),
         "example": example.line,
         "patterns": [pattern.regex for pattern in signature.patterns],
         "references": list(signature.references),
