@@ -1,6 +1,6 @@
 """Compare the operator of this checkout with that of another commit, and with the floor.
 
-    python hack/bench/compare.py [--against main] [--objects 200] [--rounds 1] [--phases burst,update] [--profile FOLDER] [-o json]
+    python hack/bench/compare.py [--against main] [--objects 200] [--rounds 1] [--phases burst,update] [--profile FOLDER] [--gate] [-o json]
 
 The floor is a client that only applies the same Deployments and Services. The contenders take turns on control planes of their own, all
 equal and empty at first, on one machine in one run. What counts are the ratios. Elapsed times depend on the machine and on what else it
@@ -22,16 +22,18 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import yaml
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from bench.contenders import Contender, floor, other_commit, this_checkout
-from bench.figures import Figure, Row, summarize, table
+from bench.figures import Figure, Row, crossed, summarize, table
 from bench.load import Api, prepare
 from bench.phases import Turn, held_pods
 from testenv import Environment
 from testenv.nodes import gpu_node
 
+THRESHOLDS = Path(__file__).parent / "thresholds.yaml"
 PHASES: dict[str, Callable[[Turn], Awaitable[None]]] = {
     phase.__name__: phase for phase in (Turn.burst, Turn.ready, Turn.down, Turn.steady, Turn.update, Turn.restart, Turn.outage, Turn.churn)
 }
@@ -91,6 +93,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--profile", type=Path, metavar="FOLDER", help="write profiles of the operators (cProfile), which doubles their CPU time"
     )
+    parser.add_argument("--gate", action="store_true", help=f"exit with 1 if a figure crosses its threshold in {THRESHOLDS.name}")
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     options = parser.parse_args(arguments)
     wanted = set(options.phases.split(",")) | {"burst"}
@@ -100,7 +103,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def main() -> None:
+def main() -> int:
     options = parse_options()
     with tempfile.TemporaryDirectory(prefix="vllm-operator-bench-") as temporary, ExitStack() as stack:
         contenders = [this_checkout(options.profile)]
@@ -111,7 +114,10 @@ def main() -> None:
         turns = asyncio.run(compare(contenders, options))
     rows = summarize(turns)
     print(as_json(rows, turns, options) if options.output == "json" else table(rows, [contender.name for contender in contenders]))
+    too_much = crossed(rows, yaml.safe_load(THRESHOLDS.read_text("utf-8")), contenders[0].name, contenders[-1].name) if options.gate else []
+    print("\n".join(too_much), file=sys.stderr)
+    return 1 if too_much else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

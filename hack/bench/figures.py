@@ -1,6 +1,7 @@
 """The pure part of the comparison: what an audit log says about writes and delays, and the table of figures and ratios."""
 
 import json
+import math
 import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -137,6 +138,23 @@ def summarize(turns: Sequence[tuple[str, Sequence[Figure]]]) -> list[Row]:
         Row(*key, {contender: statistics.median(values) if values else None for contender, values in by_contender.items()})
         for key, by_contender in found.items()
     ]
+
+
+def crossed(rows: Iterable[Row], thresholds: Iterable[Mapping[str, Any]], contender: str, floor: str) -> list[str]:
+    """Say which thresholds a contender crosses; a measurement that was not made crosses none.
+
+    `most` is a bound for the value, and `mostOfFloor` one for its ratio to the floor, which can be compared between machines.
+    """
+    found = {(row.phase, row.name): row for row in rows}
+    lines = []
+    for bound in thresholds:
+        row = found.get((bound["phase"], bound["measurement"]))
+        seen = {"most": row.values.get(contender), "mostOfFloor": row.ratio(contender, floor)} if row is not None else {}
+        for key, value in seen.items():
+            if value is not None and value > bound.get(key, math.inf):
+                unit = " times the floor" if key == "mostOfFloor" else ""
+                lines.append(f"{bound['phase']}: {bound['measurement']} is {_format(value)}{unit}, at most {bound[key]}")
+    return lines
 
 
 def table(rows: Sequence[Row], contenders: Sequence[str]) -> str:

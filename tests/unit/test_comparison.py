@@ -5,13 +5,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+import yaml
 
-from bench.compare import PHASES, parse_options
+from bench.compare import PHASES, THRESHOLDS, parse_options
 from bench.figures import (
     READS,
     WRITES,
     Figure,
     Request,
+    crossed,
     delays,
     for_each,
     of,
@@ -125,6 +127,27 @@ def test_a_row_has_the_medians_of_the_rounds_and_the_ratios_of_the_first_contend
         ["burst", "writes", "4.00", "2.00", "2.00"],
         ["burst", "told", "s", "2.00", "-", "-"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("bound", "said"),
+    [
+        ({"most": 4}, []),
+        ({"most": 3.5}, ["burst: writes is 4.00, at most 3.5"]),
+        ({"mostOfFloor": 2}, []),
+        ({"mostOfFloor": 1.9}, ["burst: writes is 2.00 times the floor, at most 1.9"]),
+        ({"measurement": "reads", "most": 0}, []),
+    ],
+)
+def test_a_change_that_crosses_a_threshold_is_told(bound: Mapping[str, Any], said: list[str]) -> None:
+    rows = summarize([("here", [Figure("burst", "writes", "", 4)]), ("floor", [Figure("burst", "writes", "", 2)])])
+    assert crossed(rows, [{"phase": "burst", "measurement": "writes", **bound}], "here", "floor") == said
+
+
+def test_each_threshold_is_of_a_phase_and_has_a_bound() -> None:
+    for bound in yaml.safe_load(THRESHOLDS.read_text("utf-8")):
+        assert bound["phase"] in {*PHASES, "starting"}
+        assert bound.keys() & {"most", "mostOfFloor"}
 
 
 def test_nothing_is_compared_with_nothing() -> None:
