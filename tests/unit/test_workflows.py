@@ -33,7 +33,7 @@ def test_every_target_of_make_exists(path: Path) -> None:
     text = path.read_text("utf-8")
     targets = set(re.findall(r"make ([a-z][a-z-]+)", text))
     targets |= {target for job, _ in steps(path) for target in job.get("strategy", {}).get("matrix", {}).get("target", [])}
-    assert targets
+    assert targets or path.stem == "scorecard"  # it runs nothing of this repository
     assert targets <= set(re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE))
 
 
@@ -43,7 +43,8 @@ def test_a_job_may_read_only_and_ends_by_itself(path: Path) -> None:
     assert workflow["permissions"] == {"contents": "read"}
     assert all(job["timeout-minutes"] <= 90 for job in workflow["jobs"].values())
     writing = {name for name, job in workflow["jobs"].items() if "write" in str(job.get("permissions", ""))}
-    assert writing == (set(workflow["jobs"]) if path.stem == "release" else set())
+    # a release publishes, and Scorecard proves with an identity token which repository its result is of
+    assert writing == (set(workflow["jobs"]) if path.stem in ("release", "scorecard") else set())
 
 
 def test_all_tiers_of_tests_run_in_ci() -> None:
