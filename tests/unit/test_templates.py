@@ -1,4 +1,4 @@
-"""Templates of signatures: ours all belong to the small language, and nothing in it raises, loops or grows."""
+"""Templates of signatures: those of users belong to a small language, and nothing in it raises, loops or grows."""
 
 import contextlib
 import time
@@ -7,16 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vllm_operator.catalog.startup import load_startup
-from vllm_operator.catalog.templates import FILTERS, RESULT_LIMIT, TemplateError, check_template, fill_in, fill_in_exactly
-
-
-def test_all_of_ours_are_such_templates() -> None:
-    for signature in load_startup().signatures:
-        for text in (signature.cause, signature.remedy):
-            check_template(text, alone=True)
-        for change in (*signature.arguments, *signature.environment):
-            check_template(change.value or "", alone=False)
+from vllm_operator.catalog.templates import RESULT_LIMIT, TemplateError, check_template, fill_in, fill_in_exactly
 
 
 @pytest.mark.parametrize(
@@ -24,26 +15,19 @@ def test_all_of_ours_are_such_templates() -> None:
     [
         ("{{ '{0}'.format() }}", "a call"),
         ("{% for i in range(10**9) %}x{% endfor %}", "a loop"),
-        ("{{ 'a' * 10**9 }}", r"\*"),
-        ("{{ 10**10**10 }}", r"\*\*"),
-        ("{{ '%1000000000d' % 1 }}", "% on what may be text"),
-        ("{{ a % 1 }}", "% on what may be text"),
-        ("{{ 1|round(1000000000) }}", "more than 9 decimals"),
-        ("{{ 1|round(a) }}", "computes an argument"),
-        ("{{ 'a'|center(1000000000) }}", "the filter center"),
-        ("{{ a|replace('', 'xxxxxxxxxx')|replace('', 'xxxxxxxxxx') }}", "the filter replace"),
-        ("{{ a|max(attribute='__class__') }}", "named arguments"),
+        ("{{ 'a' * 10**9 }}", "arithmetic"),
+        ("{{ 10**10**10 }}", "arithmetic"),
+        ("{{ '%1000000000d' % 1 }}", "arithmetic"),
+        ("{{ 'a'|center(1000000000) }}", "a filter"),
         ("{{ a.__class__ }}", "an attribute"),
-        ("{{ a[b] }}", "computes a position"),
-        ("{{ a[:b] }}", "computes a position"),
+        ("{{ a[b] }}", "a position"),
         ("{% set a = 1 %}", "set"),
         ("{% macro a() %}{% endmacro %}", "a macro"),
         ("{% include 'x' %}", "Include"),
-        ("{{ {}|int }}", "Dict"),
+        ("{{ {} }}", "Dict"),
         ("{{ a is defined }}", "a test"),
         ("{{" + "(" * 290 + "1" + ")" * 290 + "}}", "not a template"),
-        ("{{ 1/0 }}", "cannot be rendered"),
-        ("{{ a|truncate(2) }}", "cannot be rendered"),
+        ("{{ 1 < 'a' }}", "cannot be rendered"),
     ],
 )
 def test_what_could_loop_grow_or_reach_for_more_is_refused(text: str, reason: str) -> None:
@@ -107,7 +91,6 @@ PIECES = [
         ":",
     ),
     *("'x'", " or ", " and ", " not ", " in ", "==", "<", " if ", " else ", ",", "|", "|truncate(9)", "|round(2)", "|trim('x')", "1e308"),
-    *(f"|{name}" for name in FILTERS),
 ]
 expressions = st.lists(st.sampled_from(PIECES), max_size=12).map(lambda pieces: f"{{{{ {''.join(pieces)} }}}}")
 values = st.one_of(st.text(max_size=400), st.sampled_from(["9" * 400, "1e999", "nan", "inf", "-inf", "0", "", "{{ a }}", "ß" * 400]))

@@ -1,23 +1,21 @@
 """Templates of the catalog: texts with values from a log line.
 
-Templates of users are untrusted, so only a small part of Jinja is allowed: values, conditions and a few filters. None of them repeats or
-extends a value much, so time and length are bounded.
+Templates of users are untrusted, so only a small part of Jinja is allowed: values and conditions. They neither repeat nor compute values,
+so time and length are bounded.
 """
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template, nodes
 
 RESULT_LIMIT = 4000
 """Maximum characters of a result."""
-FILTERS = ("default", "float", "int", "lower", "max", "min", "round", "trim", "truncate", "upper")
-DECIMALS_LIMIT = 9
 _NODES = (
-    *("Template", "Output", "TemplateData", "If", "CondExpr", "Name", "Const", "List", "Getitem", "Slice", "Filter"),
-    *("Not", "And", "Or", "Compare", "Operand", "Concat", "Add", "Sub", "Div", "FloorDiv", "Mod", "Neg", "Pos"),
+    *("Template", "Output", "TemplateData", "Name", "Const", "List", "Concat"),
+    *("If", "CondExpr", "Not", "And", "Or", "Compare", "Operand"),
 )
 
 
@@ -79,52 +77,24 @@ def _names(tree: "nodes.Template") -> frozenset[str]:
     for node in (tree, *tree.find_all(nodes.Node)):
         kind = type(node).__name__
         if kind not in _NODES:
-            raise TemplateError(f"uses {_WORDS.get(kind, kind)}; a template has values, conditions, and the filters {', '.join(FILTERS)}")
+            raise TemplateError(f"uses {_WORDS.get(kind, kind)}; a template has values and conditions")
         if isinstance(node, nodes.Name):
             names.add(node.name)
-        elif isinstance(node, nodes.Filter):
-            _check_filter(node)
-        elif isinstance(node, nodes.Getitem):
-            _check_constants("a position", node.arg.iter_child_nodes() if isinstance(node.arg, nodes.Slice) else (node.arg,))
-        elif isinstance(node, nodes.Mod) and not (isinstance(node.left, nodes.Filter) and node.left.name in ("int", "float")):
-            raise TemplateError("uses % on what may be text; write (name|int) % 10")
     return frozenset(names)
 
 
 _WORDS: Mapping[str, str] = {
+    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "FloorDiv", "Mod", "Pow", "Neg"), "arithmetic"),
     "For": "a loop",
     "Call": "a call",
+    "Filter": "a filter",
     "Getattr": "an attribute",
-    "Mul": "*",
-    "Pow": "**",
+    "Getitem": "a position",
     "Test": "a test (is)",
     "Assign": "set",
     "AssignBlock": "set",
     "Macro": "a macro",
 }
-
-
-def _check_filter(node: "nodes.Filter") -> None:
-    if node.name not in FILTERS:
-        raise TemplateError(f"uses the filter {node.name[:40]}; known are {', '.join(FILTERS)}")
-    if node.kwargs or node.dyn_args or node.dyn_kwargs:
-        raise TemplateError(f"uses named arguments of the filter {node.name}; write them without their names")
-    values = _check_constants(f"an argument of the filter {node.name}", node.args)
-    if node.name == "round" and values and not (type(values[0]) is int and 0 <= values[0] <= DECIMALS_LIMIT):
-        raise TemplateError(f"rounds to more than {DECIMALS_LIMIT} decimals")
-
-
-def _check_constants(what: str, expressions: "Iterable[nodes.Node]") -> list[Any]:
-    from jinja2 import nodes
-
-    values = []
-    for expression in expressions:
-        negative = isinstance(expression, nodes.Neg)
-        constant = expression.node if isinstance(expression, nodes.Neg) else expression
-        if not isinstance(constant, nodes.Const):
-            raise TemplateError(f"computes {what}; write a number or a text there")
-        values.append(-constant.value if negative else constant.value)
-    return values
 
 
 @lru_cache(maxsize=1024)
