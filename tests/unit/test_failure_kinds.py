@@ -147,13 +147,22 @@ CASES: dict[str, tuple[list[str], str]] = {
     "CheckFailed": ([], "AssertionError: odd"),
     "LookupFailed": ([], "IndexError: odd"),
     "ValueRefused": ([], "ValueError: odd"),
+    "HandshakeFailed": (["zmq/sugar/socket.py"], "RuntimeError: NIXL handshake with 10.0.0.2 failed"),
+    "TensorWithoutData": ([WORKER], "NotImplementedError: Cannot copy out of meta tensor; no data!"),
+    "WeightNeverLoaded": ([WORKER], "RuntimeError: NVFP4 weight_scale for layer 'lm_head' was never loaded (still NaN)."),
+    "PythonTooOld": (["flashinfer/fp4.py"], "TypeError: 'type' object is not subscriptable"),
+    "PackageImportFailed": (["acme/odd.py"], "TypeError: odd"),
+    "StableOperatorFailed": (["torch/_ops.py"], 'RuntimeError: torch_call_dispatcher("aten::empty", "", stack.data()) API call failed'),
+    "TransferredDataLost": (["lmcache/v1/storage_backend/pd_backend.py"], "AssertionError: Key 7 not found in local data."),
+    "SizeNotDivisible": (["flashinfer/fused_moe/core.py"], "AssertionError: K must be divisible by blockK"),
 }
 
 
 def crash_of(files: list[str], error: str) -> Crash:
     lines = ["EngineCore failed to start.", "Traceback (most recent call last):"]
     for file in files:
-        lines += [f'  File "{file if file.startswith("/") else PACKAGES + file}", line 10, in call', "    x = y()"]
+        where = "<module>" if file == "acme/odd.py" else "call"
+        lines += [f'  File "{file if file.startswith("/") else PACKAGES + file}", line 10, in {where}', "    x = y()"]
     first = "(EngineCore pid=40) INFO 10-01 10:00:00 [core.py:123] Initializing a V1 LLM engine (v0.30.0) with config: model='/models/a'\n"
     crash = read_pasted(first + "".join(f"{PREFIX}{line}\n" for line in [*lines, error])).final_state.crash
     assert crash is not None
@@ -177,6 +186,55 @@ def test_what_the_message_tells_to_do_comes_first() -> None:
     assert (crash.remedy or "").startswith(
         "Do first what the message says: enable --attention-config '{\"a\": true}'. If that does not help: "
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "first"),
+    [
+        ("ValueError: kv_cache_dtype must be auto for this layer", "First change what the message is about: --kv-cache-dtype."),
+        ("RuntimeError: TP does not support this odd layer", "First change what the message is about: --tensor-parallel-size."),
+        ("RuntimeError: no widget_size is set", "Start once with --enforce-eager"),
+    ],
+)
+def test_a_condition_names_the_settings_that_the_message_is_about(error: str, first: str) -> None:
+    assert (crash_of([WORKER], error).remedy or "").startswith(first)
+
+
+def test_an_error_of_an_engine_that_served_is_not_blamed_on_its_settings_first() -> None:
+    log = f"INFO:     Application startup complete.\n{PREFIX}EngineCore encountered a fatal error.\n"
+    lines = ["Traceback (most recent call last):", f'  File "{PACKAGES}{WORKER}", line 10, in call', "    x = y()", ODD]
+    crash = read_pasted(log + "".join(f"{PREFIX}{line}\n" for line in lines)).final_state.crash
+    assert crash is not None
+    assert (crash.remedy or "").startswith("The engine had served with these settings")
+
+
+@pytest.mark.parametrize(
+    ("before", "family", "shown"),
+    [
+        ("mem_heap.cpp:544: cuWidgetCreate: out of memory", "MemoryShort", "(before it: mem_heap.cpp:544: cuWidgetCreate: out of memory)"),
+        ("widget.cu: failed to find a widget", "ExpertExchangeFailed", "(before it: widget.cu: failed to find a widget)"),
+        ("widget.cu: failed, falling back", "ExpertExchangeFailed", "(deep_ep/buffer.py)"),
+    ],
+)
+def test_a_line_right_before_an_error_says_why(before: str, family: str, shown: str) -> None:
+    lines = ["WorkerProc failed to start.", "Traceback (most recent call last):"]
+    lines += [f'  File "{PACKAGES}deep_ep/buffer.py", line 10, in call', "    x = y()", "RuntimeError: Failed: 'invalid argument'"]
+    crash = read_pasted(f"{before}\n" + "".join(f"{PREFIX}{line}\n" for line in lines)).final_state.crash
+    assert crash is not None
+    assert crash.family == family
+    assert crash.cause.endswith(shown)
+
+
+def test_the_record_that_announces_a_traceback_says_what_failed() -> None:
+    lines = ["The widget exchange failed with its peer", "Traceback (most recent call last):"]
+    lines += [
+        f'  File "{PACKAGES}zmq/sugar/socket.py", line 10, in recv',
+        "    x = y()",
+        "zmq.error.Again: Resource temporarily unavailable",
+    ]
+    crash = read_pasted("".join(f"{PREFIX}{line}\n" for line in [*lines, "EngineCore failed to start."])).final_state.crash
+    assert crash is not None
+    assert crash.cause.endswith("(after The widget exchange failed with its peer)")
 
 
 def test_the_dump_of_a_refused_input_is_not_part_of_the_cause() -> None:

@@ -15,6 +15,7 @@ from vllm_operator.cli.diagnose_ranks import Group, describe_group, find_group, 
 from vllm_operator.cli.inputs import InputError, add_output, name_of_file, print_as, read_input, read_text
 from vllm_operator.cli.pasted_logs import read_logs, severity
 from vllm_operator.cli.terminal import paragraph
+from vllm_operator.logs.crash import STILL
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.ranks import GroupStanding
 from vllm_operator.logs.state import Crash, Progress, Stage, StartupState
@@ -215,7 +216,7 @@ def headline(state: StartupState, red: str = "", green: str = "") -> str:
         what = state.crash.cause.partition(": ")[0] if state.crash.family else state.crash.signature
         return f"{red}Crashed{when}: {what}"
     if state.stage is Stage.READY:
-        return f"{green}Started: the server is ready"
+        return f"{red}Stands still: requests run without output" if STILL in state.notices else f"{green}Started: the server is ready"
     if state.cut_off_at is not None:
         return f"{red}Failed{f' during {name}' if state.has_start else ''}, and the log ends before the error"
     if not state.has_start:

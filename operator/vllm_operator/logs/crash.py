@@ -19,7 +19,8 @@ from typing import Any
 
 from vllm_operator.catalog.startup import Severity, Signature
 from vllm_operator.catalog.templates import fill_in
-from vllm_operator.logs.lines import WARNING, Line, LogClock
+from vllm_operator.catalog.versions import load_versions
+from vllm_operator.logs.lines import INFO, WARNING, Line, LogClock
 from vllm_operator.logs.matching import Match, Recognizer, compiled, is_no_report, is_source
 from vllm_operator.logs.state import Crash
 from vllm_operator.logs.tracebacks import (
@@ -32,6 +33,7 @@ from vllm_operator.logs.tracebacks import (
     NATIVE_FRAME,
     REQUEST_HEADER,
     Part,
+    Traceback,
     Tracebacks,
     is_of_a_request,
     ungrouped,
@@ -39,6 +41,8 @@ from vllm_operator.logs.tracebacks import (
 from vllm_operator.text.redaction import present
 
 TERMINATED = "TerminatedDuringStartup"
+STILL = "EngineStandsStill"
+_STALL = "SharedMemoryBroadcastStall"
 _ENGINE_CORE = "EngineCoreInitFailed"
 _RECORDS_AFTER = 12  # an error that the engine survived by more records than these explains nothing
 _KEPT = 16
@@ -68,20 +72,41 @@ _TITLE = re.compile(r"^Exception in worker \w{1,40} while processing method \w{1
 """Text before the message of an exception in the record that announces it."""
 _PANIC = re.compile(r"thread '[^'\n]{0,80}'(?: \(\d{1,9}\))? panicked at ")
 """A panic in Rust. Its message is on the next line, in older versions on the same line."""
+_UNFINISHED = re.compile(r"\d validation errors? for \w{1,80}$")  # pydantic says on the next line which
 _QUOTING = re.compile(r"Worker failed with error '(?!'(?:,|$)|cancelled)|while processing method \w{1,60}: (?!,|Traceback)\S")
 """An error that reports a failure in another process and quotes its message."""
 _ADVICE = re.compile(
-    r"(?i)(?:[.;,:!?)] |^)(?:please |try to |you (?:can|may|must|need to) )?"
-    r"((?:enable|disable|set|use|add|pass|install|upgrade|downgrade|increase|reduce|lower|specify) (?!cases|it\b|this\b)"
+    r"(?i)(?:[.;,:!?)] |^)(?:hint: |please |try to |consider |or |you (?:can|may|must|need to) )?"
+    r"((?:enable|disable|set|use|using|add|pass|install|upgrade|downgrade|update|increase|decrease|reduce|lower|raise|specify|try|switch|choose"
+    r"|remove|unset|avoid|provide|reinstall|rebuild|setting) (?!cases|it\b|this\b|again\b)"
     r"(?![^\n]{0,200}(?:stack ?trace|more information|for details|\breport|debug))[^\n]{4,240})"
 )
 """What the message of an error tells the user to do."""
+_CONDITION = re.compile(
+    r"(?i)\b(?:must|requires?|needs?|only|unsupported|not (?:yet )?(?:supported|compatible|allowed|divisible|a multiple)|incompatible"
+    r"|expected|(?:does not|doesn't|do not|cannot|can't) (?:support|be|work|have)|supported \w+ (?:are|is)|should be)\b"
+)
+_SETTING = re.compile(r"--[a-z][a-z0-9-]{2,60}|\bVLLM_[A-Z0-9_]{2,60}|\b[a-z0-9]{2,30}(?:_[a-z0-9]{1,30}){1,6}\b|\b(?:[TPD]P|DCP|PCP)\b")
+_SIZES = {name: f"--{of}-parallel-size" for name, of in (("TP", "tensor"), ("PP", "pipeline"), ("DP", "data"))} | {
+    name: f"--{of}-context-parallel-size" for name, of in (("DCP", "decode"), ("PCP", "prefill"))
+}
+"""Flags by their abbreviations in messages."""
+_NATIVE = re.compile(
+    r"(?i)\b(?:fail(?:ed|ure)|fatal|error|out of memory|not found|no such|denied|refused|cannot|unable to|mismatch|undefined symbol"
+    r"|requires|too old|insufficient|exceed(?:s|ed)|timed out)\b(?!.*(?:fall\w* ?back|performance|optimal|deprecat|ignor|default|skip))"
+)
+"""A line without a traceback that may say why the next error happened."""
+_NEAR = 8  # lines between such a line and the traceback
+_SERVED = (
+    "The engine had served with these settings, so usually a kind of request, the load or a bug of this version led to it. Let it restart."
+    " If it happens again, try a newer vLLM, and then this: "
+)
 _DEVICE = re.compile(r"\b(?:CUDA|HIP)(?: driver)? error\b")  # an error that the GPU cannot be used, raised by its first user
 _BARE = re.compile(r"[\w.]+:?|KeyError: \S{1,40}")  # an exception without a message
 _FRAME = re.compile(
     r'File "(?:[^"\n]*-packages/|[^"\n]*?/(?=(?:[^"\n/]+/){1,3}[^"\n/]+"))?(?P<file>[^"\n]+)", line \d+, in (?P<function>[\w<>]+)'
 )
-_LIBRARY = re.compile(r"^(?:torch|triton|numpy|vllm/tracing)[/.]|\blib/python\d[\d.]*/(?!(?:dist|site)-packages)|<")
+_LIBRARY = re.compile(r"^(?:torch|triton|numpy|zmq|msgspec|vllm/tracing)[/.]|\blib/python\d[\d.]*/(?!(?:dist|site)-packages)|<")
 """Files of libraries that raise errors about what their caller asked for."""
 _EXCERPT_FRAMES = 6
 _KIND_FRAMES = 60  # lines of a traceback in which the kind of a failure is looked for
@@ -160,14 +185,21 @@ def _to_crash(evidence: Evidence, facts: Mapping[str, str], recognizer: Recogniz
         return replace(crash, cause=f"{crash.cause} {present(evidence.because, LINE_LIMIT)}") if evidence.because else crash
     code, where = (present(each, LINE_LIMIT // 2) for each in _place(evidence))
     kind = recognizer.kind(f"{evidence.text}{code}", where, evidence.frames)
+    if evidence.because and (kind is None or not kind.first):
+        before = recognizer.kind(evidence.because, "", ())
+        kind = before if before is not None and before.first else kind  # it says why
     if _REFUSED.search(excerpt) is not None and (kind is None or not kind.first or "[type=" in line):
         cause, remedy, family = _REFUSED_CAUSE, REFUSED_REMEDY, REFUSED
     elif kind is not None:
-        found = compiled(kind.message).search(line) if kind.message is not None else None
+        found = compiled(kind.message).search(f"{line}{code} {where}") if kind.message is not None else None
         known = (*facts.items(), *((found.groupdict() if found is not None else {}).items()))
         cause, remedy, family = fill_in(kind.cause, known), fill_in(kind.remedy, known), kind.id
         if (advice := _ADVICE.search(_without_input(line))) is not None:
             remedy = f"Do first what the message says: {advice[1].rstrip('. ')}. If that does not help: {remedy}"
+        elif _CONDITION.search(line) is not None and (flags := [flag for flag in _settings(line) if flag not in remedy[:40]]):
+            remedy = f"First change what the message is about: {', '.join(flags)}. If that does not help: {remedy}"
+        elif facts.get("stage") == "Ready" and not kind.first:
+            remedy = f"{_SERVED}{remedy}"
         named = [flag for flag in facts.get("options", "").split(", ") if flag and flag in kind.remedy]
         remedy += f" This engine has {' and '.join(named)}." if named else ""
     else:
@@ -182,6 +214,13 @@ def _to_crash(evidence: Evidence, facts: Mapping[str, str], recognizer: Recogniz
 def _without_input(line: str) -> str:
     """Return a message of pydantic without the dump of its input."""
     return line.partition(" [type=")[0]
+
+
+def _settings(message: str) -> tuple[str, ...]:
+    """Return the flags and variables of vLLM that a message names."""
+    known, names = load_versions().newest.knows_flag, _SETTING.findall(message)
+    flags = (_SIZES.get(name) or (name if name[0] in "-V" else f"--{name.replace('_', '-')}") for name in names)
+    return tuple(dict.fromkeys(flag for flag in flags if flag.startswith("VLLM_") or known(flag)))
 
 
 def _place(evidence: Evidence) -> tuple[str, str]:
@@ -226,7 +265,8 @@ class _Findings:
     def add(self, name: str, evidence: Evidence) -> None:
         """Add evidence for a signature, unless there is better evidence for it. Only the best few signatures are kept."""
         before = self.evidence.get(name)
-        if before is None or before.quality < evidence.quality:
+        longer = before is not None and before.number == evidence.number and evidence.text.startswith(before.text)
+        if before is None or before.quality < evidence.quality or longer:
             self.evidence[name] = evidence
         elif evidence.warned and evidence.weak:
             self.evidence[name] = replace(before, records=evidence.records)  # the engine has not survived it: it is repeated
@@ -308,6 +348,7 @@ class CrashTracker:
         self._leaving = False
         self._found = _Findings()
         self._said = ("", "", 0)  # latest error record that is no part of a traceback: process, text, line
+        self._hint = ("", "", 0)  # latest warning or raw line that may say why: the same
 
     def count(self) -> None:
         """Count a record below ERROR."""
@@ -355,6 +396,8 @@ class CrashTracker:
 
     def record(self, level: int, text: str, number: int) -> None:
         """Read a record below ERROR."""
+        if level == WARNING and self.tracebacks.recent and _NATIVE.search(text[:LINE_LIMIT]):
+            self._hint = (self.tracebacks.recent[-1].process, text, number)
         for match in self._recognizer.find(text):
             is_notice = match.signature.severity is not Severity.FATAL and match.signature.id != TERMINATED
             if is_notice or (level == WARNING and not (self.is_stopping or match.pattern.evidence == "error")):
@@ -363,6 +406,12 @@ class CrashTracker:
         if self._ready and level == WARNING and not self._stopping:
             # When the engine has died, the server only logs a warning, and later that it shuts down, as if it had been told to.
             self._look_for_failure("", text, number)
+
+    def throughput(self, text: str, number: int) -> None:
+        """Read a record about the throughput: the engine stands still if a process stalls, and requests run without output."""
+        self.notices.pop(STILL, None)
+        if _STALL in self.notices:
+            self.record(INFO, text, number)
 
     def error(self, process: str, level: int | None, text: str, number: int) -> None:
         """Read a line of an error record, or raw output. It is the last of `tracebacks.recent`."""
@@ -377,17 +426,19 @@ class CrashTracker:
             return
         if part is Part.OTHER and level is not None and text.strip() and self._recognizer.look(text).failure is None:
             self._said = (process, text, number)
+        if part is Part.OTHER and level is None and text[:1] != " " and _NATIVE.search(text[:LINE_LIMIT]) and not self._found.failed:
+            self._hint = (process, text, number)
         if part is Part.OTHER and self._found.wrapped is None and not self._may_matter(text):
             return
         harmless = part is not Part.OTHER and self.tracebacks.is_harmless(process)
-        uncaught = part is Part.EXCEPTION and self.tracebacks.close(process)
+        closed = self.tracebacks.close(process) if part is Part.EXCEPTION else None
         if self._is_unrelated(process, level, part, text, number, harmless=harmless):
             return
         is_code = level is None and part is not Part.EXCEPTION and is_source(text) and not _PYDANTIC.match(text)
         if is_code and not self.tracebacks.follows_frames(process):
             self._continue(process, text)
             return
-        self._explain(process, level, part, text, number, uncaught=uncaught)
+        self._explain(process, level, part, text, number, closed)
 
     def _may_matter(self, text: str) -> bool:
         # False for most lines that are no records, and cheap.
@@ -422,7 +473,7 @@ class CrashTracker:
         # In a shortened traceback, the command before it remains.
         return len(recent) > 1 + len(frames) and ASIDE in recent[-2 - len(frames)].text
 
-    def _explain(self, process: str, level: int | None, part: Part, text: str, number: int, *, uncaught: bool) -> None:
+    def _explain(self, process: str, level: int | None, part: Part, text: str, number: int, closed: Traceback | None) -> None:
         """Collect what the line says about a crash."""
         sure = level is not None or part is not Part.OTHER
         self._look_for_failure(process, text, number, sure=sure or text.startswith("Process "))
@@ -436,6 +487,8 @@ class CrashTracker:
             self._found.quoted = self._found.quoted or self._seen(process, text, number)
         if part is Part.EXCEPTION:
             self._found.wrapped = None if known else (process, text, number, 0)
+        elif _UNFINISHED.search(text):
+            self._found.wrapped = (process, text, number, 0)
         elif not known and _PANIC.match(text):
             self._found.unknown = self._found.unknown or self._seen(process, text, number)
             self._found.wrapped = (process, text, number, 0)
@@ -449,7 +502,7 @@ class CrashTracker:
         if is_field and len(recent) > 1 and _FIELD.fullmatch(name := recent[-2].text.strip()):
             text = f"{name} - {text.strip()}"
         if part is Part.EXCEPTION or is_field:
-            self._exception(process, text, number, known=known, uncaught=uncaught)
+            self._exception(process, text, number, closed, known=known)
 
     def _continue(self, process: str, text: str) -> None:
         # A terminal or browser may have wrapped the message of an exception.
@@ -504,7 +557,7 @@ class CrashTracker:
             known = known or (is_evidence and not (match.signature.is_echo or provisional))
         return known
 
-    def _exception(self, process: str, text: str, number: int, *, known: bool, uncaught: bool) -> None:
+    def _exception(self, process: str, text: str, number: int, closed: Traceback | None, *, known: bool) -> None:
         if text.startswith("KeyboardInterrupt"):
             if self._ready:
                 self.stopping(number)
@@ -519,16 +572,24 @@ class CrashTracker:
             first = self._found.chained
             if first is not None and first is self._found.unknown and first.process == process:
                 self._found.unknown = replace(self._seen(process, text, number), because=first.because or f"caused by {first.text}")
-            self._found.unknown = self._found.unknown or self._seen(process, text, number, because=self._before(process, text, number))
+            before = self._before(process, text, number, closed)
+            self._found.unknown = self._found.unknown or self._seen(process, text, number, because=before)
         if self._found.chained is not None and self._found.chained.process == process:
             self._found.chained = None
-        if uncaught and not self._ready:
+        if closed is not None and closed.uncaught and not self._ready:
             self._fail(number)
 
-    def _before(self, process: str, text: str, number: int) -> str:
+    def _before(self, process: str, text: str, number: int, closed: Traceback | None) -> str:
+        """Return what the log says right before an error that may be why it happened."""
         writer, said, line = self._said
-        is_alone = _BARE.fullmatch(text.strip()) is not None and said and writer == process and number - line <= LINES_KEPT
-        return f"after {said.strip()}" if is_alone else ""
+        if _BARE.fullmatch(text.strip()) is not None and said and writer == process and number - line <= LINES_KEPT:
+            return f"after {said.strip()}"
+        writer, said, line = self._hint
+        if said and writer in ("", process) and (closed.number if closed is not None else number) - line <= _NEAR:
+            return f"before it: {said.strip()}"
+        title = _TITLE.sub("", closed.title, count=1) if closed is not None else ""
+        is_told = text.partition(": ")[2] in title or self._recognizer.look(title).failure is not None
+        return f"after {title}" if not is_told and any(map(str.isalpha, title)) else ""
 
     def _collect(self, signature: Signature, evidence: Evidence) -> bool:
         """Add evidence for this signature. Return whether it may explain a crash, and is no notice."""

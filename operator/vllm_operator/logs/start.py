@@ -22,6 +22,7 @@ from vllm_operator.text.redaction import present
 
 _ACCESS = re.compile(r'"(?:GET|POST|HEAD|PUT|DELETE|OPTIONS) /\S{0,300} HTTP/[\d.]{1,3}" [24]\d\d')
 """An answered request, even if the answer is an error: a server that is not ready answers no requests."""
+_NO_DEVICE = "CUDA platform is not available because:"  # a record at DEBUG that says why vLLM then finds no device
 _NOTICES = ("No", "Your", "FlashInfer")  # first words of records below WARNING that may be notices
 _ORDER = {stage: index for index, stage in enumerate(Stage)}
 _BACKENDS_KEPT = 16
@@ -31,7 +32,7 @@ _FIGURES = {"weights": "weights_gib", "kvCache": "kv_cache_gib", "kvTokens": "kv
 """Fields of `MeasuredMemory` by group in `stages.yaml`."""
 _SETTINGS = re.compile(r"gpu_memory_utilization'?[:=] ?(?P<utilization>\d?\.\d{1,9})|\bdevice_config=(?P<device>\w{1,20})")
 _OPTIONS = re.compile(
-    r"'(enable_(?:lora|eplb|sleep_mode|expert_parallel|dbo)|(?:speculative|kv_transfer|compilation)_config|kv_cache_dtype|block_size"
+    r"'(hf_overrides|enable_(?:lora|eplb|sleep_mode|expert_parallel|dbo)|(?:speculative|kv_transfer|compilation)_config|kv_cache_dtype|block_size"
     r"|kv_offloading_size|kv_cache_memory_bytes|quantization|(?:pipeline|data|decode_context)_parallel_size|(?:attention|moe|linear|all2all)_backend"
     r"|async_scheduling|cpu_offload_gb)': "
 )
@@ -110,6 +111,9 @@ class StartTracker:
         self.begin()
         self.crashes.count()
         text = text.lstrip()
+        level = WARNING if text.startswith(_NO_DEVICE) else level
+        if "generation throughput: " in text:
+            self.crashes.throughput(text, self.lines)
         word = text.split(" ", 1)[0]
         if word in self._knowledge.words:
             if self._meaning(word, text) and word not in _NOTICES:

@@ -183,11 +183,11 @@ class Tracebacks:
         """Whether the process wrote frames right before the latest line. Output of `kubectl describe` is indented too."""
         return any(line.startswith('  File "') for line in self.frames(process, _SOURCE_LINES))
 
-    def close(self, process: str) -> bool:
-        """Remove the traceback that the exception of the process ends. Return whether the process ends with it."""
+    def close(self, process: str) -> Traceback | None:
+        """Remove and return the traceback that the exception of the process ends."""
         closed = self._open.pop(process, None)
         self._harmless_before = closed is not None and closed.harmless
-        return closed is not None and closed.uncaught
+        return closed
 
     def is_harmless(self, process: str) -> bool:
         """Whether the process continues after its current traceback."""
