@@ -177,6 +177,8 @@ def _settings(setting: dict[str, Any]) -> str:
 
 
 WORDS = {
+    "modelClasses": "models of the class {}",
+    "dtypes": "computes in {}",
     "versions": "vLLM {}",
     "architectures": "{}",
     "attention": "{} attention",
@@ -211,6 +213,8 @@ TRUTHS = {
     "unevenWidth": ("hidden size not divisible by 128", "hidden size divisible by 128"),
     "unevenExperts": ("experts not divisible by the GPUs", "experts divisible by the GPUs"),
     "unequalHeads": ("heads of keys and values of different sizes", "heads of keys and values of one size"),
+    "windowed": ("layers with sliding windows", "no layer with a sliding window"),
+    "dualChunk": ("dual chunk attention", "no dual chunk attention"),
     "newerClass": ("a model that only newer versions have", "a model that this version has"),
     "unevenGroups": ("experts not divisible by the groups of scales", "experts divisible by the groups of scales"),
     "unevenBlocks": ("experts not divisible by 128", "experts divisible by 128"),

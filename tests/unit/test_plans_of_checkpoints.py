@@ -268,3 +268,126 @@ def test_a_router_that_does_not_renormalise_is_not_deepseeks() -> None:
         ),
     )
     assert facts.routing == "Default"
+
+
+def test_no_attention_backend_is_named_for_models_without_a_kv_cache() -> None:
+    bert = {"architectures": ["XLMRobertaModel"], "model_type": "xlm-roberta", "num_attention_heads": 16, "hidden_size": 1024}
+    for version, architecture in (("0.21.0", "sm_80"), ("0.33.0", "sm_100")):
+        assert "Attention" not in chosen(plan(LLAMA, version, architecture, {**bert, "num_key_value_heads": None}))
+        assert "Attention" in chosen(plan(LLAMA, version, architecture, {"quantization_config": {}}))
+
+
+@pytest.mark.parametrize(
+    ("model", "taken"),
+    [("google/gemma-2-27b-it", "TRITON_ATTN"), ("zai-org/GLM-4-32B-0414", "TRITON_ATTN"), ("Qwen/Qwen3-8B", "FLASHINFER")],
+)
+def test_models_in_float32_on_turing_have_a_backend_that_computes_in_it(model: str, taken: str) -> None:
+    assert backend(decide(f"hf://{model}", "0.21.0", "sm_75"), "Attention") == taken
+    assert backend(decide(f"hf://{model}", "0.33.0", "sm_75"), "Attention") == "TRITON_ATTN"
+
+
+def compressed(form: str, **group: Any) -> dict[str, Any]:
+    return {"quantization_config": {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group}}}
+
+
+FOUR_BITS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "symmetric": True}
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_100", "sm_120"])
+def test_four_bits_with_fp8_activations_need_hopper(architecture: str) -> None:
+    changes = compressed("pack-quantized", weights=FOUR_BITS, input_activations={"num_bits": 8, "type": "float", "strategy": "token"})
+    refusal = plan(LLAMA, "0.33.0", architecture, changes).refusal
+    assert refusal is not None
+    assert "sm_90 only" in refusal
+    assert plan(LLAMA, "0.33.0", "sm_90", changes).refusal is None
+    assert plan(LLAMA, "0.33.0", architecture, compressed("pack-quantized", weights=FOUR_BITS)).refusal is None
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"},
+        {"quant_method": "bitsandbytes", "load_in_4bit": True},
+        {"quant_method": "torchao"},
+        {"quant_method": "quark"},
+        {"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"},
+    ],
+)
+def test_the_name_says_no_format_for_which_the_file_has_another(written: dict[str, Any]) -> None:
+    decision = plan(LLAMA, "0.29.0", "sm_120", {"quantization_config": written})
+    assert decision.refusal is None
+    assert "GEMM" not in chosen(decision)
+
+
+def test_a_deprecated_format_gets_the_flag_that_it_needs() -> None:
+    changes = {"quantization_config": {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}}
+    assert "--allow-deprecated-quantization" in {each.name for each in plan(LLAMA, "0.29.0", "sm_90", changes).args}
+    assert "--allow-deprecated-quantization" not in {each.name for each in plan(LLAMA, "0.29.0", "sm_90").args}
+
+
+@pytest.mark.parametrize(("version", "architecture", "taken"), [("0.29.0", "sm_90", "MACHETE"), ("0.33.0", "sm_80", "MARLIN")])
+def test_auto_round_in_eight_bits_has_the_kernels_of_gptq(version: str, architecture: str, taken: str) -> None:
+    written = {"quant_method": "auto-round", "bits": 8, "group_size": 128, "packing_format": "auto_round:auto_gptq"}
+    assert backend(plan(LLAMA, version, architecture, {"quantization_config": written}), "GEMM") == taken
+
+
+def test_sizes_of_mla_alone_make_no_mla() -> None:
+    config = {
+        "model_type": "minicpm3",
+        "kv_lora_rank": 256,
+        "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 32,
+        "v_head_dim": 64,
+        "head_dim": None,
+    }
+    plain = config | {"num_key_value_heads": 64, "quantization_config": {}}
+    assert backend(plan(LLAMA, "0.33.0", "sm_80", plain), "Attention") == "FLASH_ATTN"
+    assert "MLADecode" in chosen(plan(LLAMA, "0.33.0", "sm_80", plain | {"model_type": "deepseek_v3"}))
+
+
+def test_turboquant_is_refused_for_sliding_windows() -> None:
+    windows = {"sliding_window": 4096, "model_type": "mistral", "architectures": ["MistralForCausalLM"], "quantization_config": {}}
+    refusal = plan(LLAMA, "0.33.0", "sm_90", windows, args={"kv-cache-dtype": "turboquant_4bit_nc"}).refusal
+    assert refusal is not None
+    assert "sliding windows" in refusal
+    assert "turboquant" not in refusal.partition("Set --kv-cache-dtype")[2]
+    assert plan(LLAMA, "0.33.0", "sm_90", {"quantization_config": {}}, args={"kv-cache-dtype": "turboquant_4bit_nc"}).refusal is None
+
+
+def test_dual_chunk_attention_is_refused_unless_it_is_overridden() -> None:
+    changes = {"dual_chunk_attention_config": {"chunk_size": 262144}, "quantization_config": {}}
+    refusal = plan(LLAMA, "0.33.0", "sm_90", changes).refusal
+    assert refusal is not None
+    assert "--hf-overrides" in refusal
+    overridden = plan(LLAMA, "0.33.0", "sm_90", changes, args={"hf-overrides": '{"dual_chunk_attention_config": null}'})
+    assert overridden.refusal is None
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "last"),
+    [
+        ("MiniMaxM1ForCausalLM", "0.24.0", "0.23"),
+        ("Grok1ForCausalLM", "0.25.0", "0.24"),
+        ("TeleChatForCausalLM", "0.26.0", "0.25"),
+        ("Plamo2ForCausalLM", "0.28.0", "0.26"),
+        ("ArcticForCausalLM", "0.33.0", "0.28"),
+    ],
+)
+def test_a_class_that_vllm_removed_is_refused_with_its_last_version(name: str, version: str, last: str) -> None:
+    changes = {"architectures": [name], "model_type": "other", "quantization_config": {}}
+    refusal = plan(LLAMA, version, "sm_90", changes).refusal
+    assert refusal is not None
+    assert f"Use vLLM {last}." in refusal
+    assert plan(LLAMA, "0.23.0", "sm_90", changes).refusal is None
+
+
+@pytest.mark.parametrize(("dtype", "works", "fails"), [("float16", "float16", "bfloat16"), ("bfloat16", "bfloat16", "float16")])
+def test_a_16_bit_cache_has_the_type_of_the_checkpoint(dtype: str, works: str, fails: str) -> None:
+    changes = {"torch_dtype": dtype, "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}}
+    assert plan(LLAMA, "0.33.0", "sm_90", changes, args={"kv-cache-dtype": works}).refusal is None
+    assert plan(LLAMA, "0.33.0", "sm_90", changes, args={"kv-cache-dtype": fails}).refusal is not None
+
+
+@pytest.mark.parametrize("mark", [{"is_causal": False}, {"use_bidirectional_attention": True}])
+def test_attention_in_both_directions_has_no_backend_of_a_decoder(mark: dict[str, Any]) -> None:
+    assert "Attention" not in chosen(plan(LLAMA, "0.33.0", "sm_100", {"quantization_config": {}, **mark}))

@@ -185,6 +185,15 @@ OF_FILES = {
     "kv-cache-triton-two-head-sizes",
     "kv-cache-flash-two-head-sizes",
     "kv-cache-flash-two-head-sizes-e5m2",
+    "kv-cache-turboquant-windows",
+    "integers-with-fp8-activations",
+    "deprecated-format",
+    "dual-chunk-attention",
+    "class-removed-after-0.23",
+    "class-removed-after-0.24",
+    "class-removed-after-0.25",
+    "class-removed-after-0.26",
+    "class-removed-after-0.28",
 }
 """Rules about a fact that only files have (test_kv_cache_types.py, test_plans_of_checkpoints.py)."""
 

@@ -332,6 +332,7 @@ class Questions(Entry):
     mla_heads: tuple[tuple[int, int, int], ...]
     attention_flags: frozenset[str]
     own_attention: frozenset[str]
+    encoder_models: frozenset[str]
     sparse_cache_types: tuple[ReplacedTypes, ...]
     cache_types_as_given: frozenset[str]
     expert_schemes: Mapping[str, tuple[str, ...]]

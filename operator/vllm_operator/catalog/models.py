@@ -32,7 +32,9 @@ class Facts:
     without MLA. `desc_act`: weights in GPTQ are ordered by activation across groups. `kv_cache` is what the checkpoint requests, as in
     `--kv-cache-dtype`. `image_prefix`: attention to images is bidirectional, `is_mm_prefix_lm` in vllm/config/model.py (0.13.0).
     `group_size` is the number of weights that share a scale. `dense_quantized`: some layers besides the experts are quantized, not only
-    experts. `value_head_size` is for models without MLA. `weight_bytes` is the size of all weights.
+    experts. `value_head_size` is for models without MLA. `bidirectional`: tokens attend to later ones, as in encoders. `windowed`: some
+    layers have a sliding window. `dual_chunk`: config.json asks for dual chunk attention. `dtype` is that of quantized models, by its name
+    in PyTorch. `weight_bytes` is the size of all weights.
     """
 
     model_type: str | None = None
@@ -55,6 +57,10 @@ class Facts:
     group_size: int | None = None
     dense_quantized: bool | None = None
     value_head_size: int | None = None
+    bidirectional: bool | None = None
+    windowed: bool | None = None
+    dual_chunk: bool | None = None
+    dtype: str | None = None
     weight_bytes: int | None = None
 
     @property

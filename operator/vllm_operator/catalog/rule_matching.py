@@ -176,6 +176,8 @@ class FactValues(Entry):
     quantization_scheme: OneOrMore[str] = _values(
         "how the format is published: `modelopt`, `compressed` for compressed-tensors", "quantizationSchemes"
     )
+    model_class: OneOrMore[str] = _values("class of the model, as `architectures` in config.json has it", "modelClasses")
+    dtype: OneOrMore[str] = _values("type in which a quantized model computes, by its name in PyTorch", "dtypes")
     family: OneOrMore[str] = _values("family of the model, as `vllm-operator catalog models` lists them", "families")
     routing: OneOrMore[str] = _values("how the router picks experts, by vLLM's name")
     optimize_for: OneOrMore[OptimizeFor] = _values("`spec.optimizeFor`")
@@ -190,6 +192,8 @@ class FactValues(Entry):
     mig: OneOrMore[StrictBool] = _values("the GPU is a MIG slice")
     kv_cache: OneOrMore[str] = _values("type of the KV cache that the checkpoint requests, by vLLM's name", "checkpointCaches")
     desc_act: OneOrMore[StrictBool] = _values("weights in GPTQ are ordered by activation across groups (`desc_act`)")
+    windowed: OneOrMore[StrictBool] = _values("some layers have a sliding window")
+    dual_chunk: OneOrMore[StrictBool] = _values("config.json has `dual_chunk_attention_config`")
     deepseek_heads: OneOrMore[StrictBool] = _values("the MLA head sizes are those of DeepSeek R1", "deepSeekHeads")
     unequal_heads: OneOrMore[StrictBool] = _values("keys and values have heads of different sizes, without MLA")
     uneven_blocks: OneOrMore[StrictBool] = _values("the part of an expert on one GPU is not a multiple of the blocks that share a scale")

@@ -43,6 +43,7 @@ PACKED = {
     "int-quantized": Quantization.INT8,
 }
 """Number formats by the `format` of compressed-tensors."""
+MIXED = "mixed"  # layers in several formats, of which the name of the model usually has that of the experts
 MLA_KEYS = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 HYBRID_KEYS = ("hybrid_override_pattern", "layers_block_type", "full_attention_interval", "linear_key_head_dim", "mamba_num_heads")
 VALUE_LIMIT = 128  # maximum characters of a fact in a plan
@@ -91,7 +92,7 @@ def resolve_facts(model: ModelSpec, models: Models, files: ModelFiles = NO_FILES
     sources: dict[str, str] = {}
     for fact in FACTS:  # the size of the weights comes last: an estimate of it needs the quantization
         from_files = FROM_WEIGHTS if fact == "weight_bytes" else FROM_CONFIG
-        tabled = _tabled(fact, name, family, models, known)
+        tabled = _tabled(fact, name, family, models, known, scheme=read.quantization_scheme)
         stated = read_bytes(given.weight_size) if fact == "weight_bytes" else getattr(given, fact, None)
         for value, source in ((stated, FROM_SPEC), (getattr(read, fact), from_files), (tabled, FROM_TABLE)):
             if value is not None:
@@ -110,10 +111,10 @@ def _is_contradicted(family: ModelFamily, read: Facts) -> bool:
     return any(None not in pair and pair[0] != pair[1] for pair in pairs)
 
 
-def _tabled(fact: str, name: str, family: ModelFamily | None, models: Models, known: Mapping[str, Any]) -> Any:
+def _tabled(fact: str, name: str, family: ModelFamily | None, models: Models, known: Mapping[str, Any], *, scheme: str | None) -> Any:
     match fact:
         case "quantization":
-            return models.quantization(name, family)
+            return models.quantization(name, None if scheme else family) if scheme in (None, MIXED) else None
         case "quantization_scheme":
             return models.quantization_scheme(name, known.get("quantization"))
         case "weight_bytes":
@@ -169,9 +170,9 @@ def _value(name: str, text: str) -> Any:
             return Attention(text) if text in list(Attention) else None
         case "quantization":
             return Quantization(text) if text in list(Quantization) else None
-        case "model_type" | "model_class" | "routing" | "quantization_scheme" | "kv_cache":
+        case "model_type" | "model_class" | "routing" | "quantization_scheme" | "kv_cache" | "dtype":
             return text
-        case "attention_sinks" | "image_prefix" | "desc_act" | "dense_quantized":
+        case "attention_sinks" | "image_prefix" | "desc_act" | "dense_quantized" | "bidirectional" | "windowed" | "dual_chunk":
             return text == "true"
         case "mla_dims":
             parts = [part for piece in text.split(",") if (part := read_integer(piece)) is not None]
@@ -193,14 +194,14 @@ def read_config(config: Mapping[str, Any]) -> Facts:
     written = read_quantization(config)
     quantization, scheme = _read_format(read.text, written)
     unordered = written.get("desc_act") is not True or written.get("group_size") == -1  # with a single group, vLLM ignores the mark
-    one_group = -1 if _weights(written).get("strategy") == "channel" else None
-    group = read_integer(written.get("group_size")) or read_integer(_weights(written).get("group_size")) or one_group
+    one_group = -1 if _of_first_group(written).get("strategy") == "channel" else None
+    group = read_integer(written.get("group_size")) or read_integer(_of_first_group(written).get("group_size")) or one_group
     is_integer = text(written, "quant_method") in INTEGERS or text(written, "format") == "pack-quantized"
     dims = tuple(size for key in MLA_KEYS if (size := read.first(key)) is not None)
     return Facts(
         model_type=text(read.text, "model_type") or None,
         model_class=next((name for name in sequence(config.get("architectures")) if isinstance(name, str)), None),
-        attention=_attention(read.text, heads),
+        attention=_attention(read, heads),
         experts=experts if experts is not None else (None if heads is None else 0),
         quantization=quantization,
         quantization_scheme=scheme,
@@ -214,8 +215,12 @@ def read_config(config: Mapping[str, Any]) -> Facts:
         kv_cache=requested_cache(written),
         group_size=group if is_integer else None,
         dense_quantized=_has_quantized_layers(config) if written else None,
-        value_head_size=None if read.latent else read.first("v_head_dim"),
+        value_head_size=None if read.first("kv_lora_rank") else read.first("v_head_dim"),
         image_prefix=True if config.get("model_type") == "gemma3" or read.text.get("use_bidirectional_attention") == "vision" else None,
+        windowed=True if read.layers_of("sliding_attention", "sliding_window") else None,
+        dual_chunk=True if mapping(read.text, "dual_chunk_attention_config") else None,
+        dtype=(text(read.text, "torch_dtype") or text(read.text, "dtype") or None) if written else None,
+        bidirectional=True if read.text.get("is_causal") is False or read.flag("use_bidirectional_attention") else None,
         head_size=None if read.latent else read.head_dim or None,  # without a value in the file, vLLM divides the width
     )
 
@@ -227,11 +232,14 @@ def _has_quantized_layers(config: Mapping[str, Any]) -> bool | None:
         return None
     form = read_format(config, shape)
     dense = (module for module in shape.modules if module.in_layers and module.linear and module.shard is not Shard.EXPERTS)
-    return any(form.bytes_of(module, shape.element_bytes) < module.total * shape.element_bytes for module in dense)
+    return (
+        None if form.assumed else any(form.bytes_of(module, shape.element_bytes) < module.total * shape.element_bytes for module in dense)
+    )
 
 
-def _attention(text: Mapping[str, Any], heads: int | None) -> Attention | None:
-    if read_integer(text.get("kv_lora_rank")) or text.get("compress_ratios"):
+def _attention(read: ModelConfig, heads: int | None) -> Attention | None:
+    text = read.text
+    if read.latent or text.get("compress_ratios"):
         return Attention.SPARSE_MLA if text.get("index_topk") or text.get("compress_ratios") else Attention.MLA
     layers = text.get("layer_types")
     linear = isinstance(layers, list) and any(kind in ("linear_attention", "mamba") for kind in layers)
@@ -267,19 +275,23 @@ def _read_format(config: Mapping[str, Any], written: Mapping[str, Any]) -> tuple
         return Quantization.MXFP4 if config.get("expert_dtype") == "fp4" else form, scheme
     if method in INTEGERS:
         form = Quantization.INT4 if written.get("bits", 4) == 4 else Quantization.INT8
-        return form, method if method in ("gptq", "awq") else None
+        return form, "awq" if "awq" in method + text(written, "packing_format") else "gptq"
     if method == "compressed-tensors":
-        packed, weights = text(written, "format"), _weights(written)
+        packed, weights = text(written, "format"), _of_first_group(written)
         strategy = weights.get("strategy")
         if packed == "pack-quantized":
+            if inputs := text(_of_first_group(written, "input_activations"), "type"):
+                return Quantization.INT4, f"compressed-with-{inputs[:8]}"
             return (Quantization.INT4, "compressed") if weights.get("num_bits", 4) == 4 else (Quantization.INT8, "compressed-packed")
         if strategy == "block":
             return Quantization.FP8_BLOCK if packed == "float-quantized" else PACKED.get(packed), None
         return PACKED.get(packed), "compressed-tensor" if packed == "float-quantized" and strategy == "tensor" else "compressed"
     form_of_name = QUANTIZATIONS.get(method) or QUANTIZATIONS.get(algorithm.lower())
+    if form_of_name is None:
+        return None, MIXED if algorithm == "MIXED_PRECISION" else method or None
     return form_of_name, method if method == "mxfp8" else "modelopt" if algorithm in ("FP8", "NVFP4", "MXFP8") else None
 
 
-def _weights(written: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the weights of the first group of compressed-tensors."""
-    return mapping(next(iter(mapping(written.get("config_groups")).values()), None), "weights")
+def _of_first_group(written: Mapping[str, Any], part: str = "weights") -> Mapping[str, Any]:
+    """Return how compressed-tensors quantizes a part of the layers in the first group."""
+    return mapping(next(iter(mapping(written, "config_groups").values()), None), part)

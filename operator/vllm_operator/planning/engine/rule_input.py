@@ -67,6 +67,9 @@ def describe_rule_input(
     known["image_prefix"] = _image_prefix(facts, release)
     if release < load_memory().kv_cache.checkpoint_type_since:
         known["kv_cache"] = None
+    known["dual_chunk"] = None if "--hf-overrides" in arguments else facts.dual_chunk
+    if facts.bidirectional or facts.model_type in load_questions().encoder_models:
+        known["attention"] = None  # rules and selectors' tables are about decoders
     since = load_model_classes().get(facts.model_class or "")
     return RuleInput(
         **known,
@@ -242,4 +245,4 @@ def gemm_cases(rule_input: RuleInput) -> Sequence[str]:
             return ()
         return (questions.gemm_weights_only[known],)
     schemes = questions.gemm_schemes.get(quantization, ())
-    return [f"{quantization.value}/{scheme}" for scheme in ((known,) if known in schemes else schemes)]
+    return [f"{quantization.value}/{scheme}" for scheme in schemes if known in (None, scheme)]
