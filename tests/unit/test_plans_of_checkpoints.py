@@ -299,7 +299,7 @@ def test_four_bits_with_fp8_activations_need_hopper(architecture: str) -> None:
     refusal = plan(LLAMA, "0.33.0", architecture, changes).refusal
     assert refusal is not None
     assert "sm_90 only" in refusal
-    assert plan(LLAMA, "0.33.0", "sm_90", changes).refusal is None
+    assert backend(plan(LLAMA, "0.33.0", "sm_90", changes), "GEMM") == "CUTLASS"
     assert plan(LLAMA, "0.33.0", architecture, compressed("pack-quantized", weights=FOUR_BITS)).refusal is None
 
 
@@ -329,6 +329,15 @@ def test_a_deprecated_format_gets_the_flag_that_it_needs() -> None:
 def test_auto_round_in_eight_bits_has_the_kernels_of_gptq(version: str, architecture: str, taken: str) -> None:
     written = {"quant_method": "auto-round", "bits": 8, "group_size": 128, "packing_format": "auto_round:auto_gptq"}
     assert backend(plan(LLAMA, version, architecture, {"quantization_config": written}), "GEMM") == taken
+
+
+@pytest.mark.parametrize("written", [{"bits": 4, "sym": False}, {"bits": 3, "sym": True}])
+def test_gptq_without_a_kernel_of_marlin_is_refused_since_0_22(written: dict[str, Any]) -> None:
+    changes = {"quantization_config": {"quant_method": "gptq", "group_size": 128, **written}}
+    assert plan(GPTQ, "0.21.0", "sm_80", changes).refusal is None
+    refusal = plan(GPTQ, "0.22.0", "sm_80", changes).refusal
+    assert refusal is not None
+    assert "symmetric weights of 4 or 8 bits" in refusal
 
 
 def test_sizes_of_mla_alone_make_no_mla() -> None:
@@ -371,6 +380,7 @@ def test_dual_chunk_attention_is_refused_unless_it_is_overridden() -> None:
         ("TeleChatForCausalLM", "0.26.0", "0.25"),
         ("Plamo2ForCausalLM", "0.28.0", "0.26"),
         ("ArcticForCausalLM", "0.33.0", "0.28"),
+        ("BambaForCausalLM", "0.33.0", "0.23"),
     ],
 )
 def test_a_class_that_vllm_removed_is_refused_with_its_last_version(name: str, version: str, last: str) -> None:
@@ -386,6 +396,15 @@ def test_a_16_bit_cache_has_the_type_of_the_checkpoint(dtype: str, works: str, f
     changes = {"torch_dtype": dtype, "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}}
     assert plan(LLAMA, "0.33.0", "sm_90", changes, args={"kv-cache-dtype": works}).refusal is None
     assert plan(LLAMA, "0.33.0", "sm_90", changes, args={"kv-cache-dtype": fails}).refusal is not None
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq"])
+def test_gemma_2_in_integers_does_not_start_in_float32(method: str) -> None:
+    changes = {"model_type": "gemma2", "quantization_config": {"quant_method": method, "bits": 4, "group_size": 128, "sym": True}}
+    refusal = plan(GPTQ, "0.33.0", "sm_75", changes).refusal
+    assert refusal is not None
+    assert "in float32 on sm_75" in refusal
+    assert plan(GPTQ, "0.33.0", "sm_80", changes).refusal is None
 
 
 @pytest.mark.parametrize("mark", [{"is_causal": False}, {"use_bidirectional_attention": True}])

@@ -275,6 +275,8 @@ def _read_format(config: Mapping[str, Any], written: Mapping[str, Any]) -> tuple
         return Quantization.MXFP4 if config.get("expert_dtype") == "fp4" else form, scheme
     if method in INTEGERS:
         form = Quantization.INT4 if written.get("bits", 4) == 4 else Quantization.INT8
+        if method == "gptq" and (written.get("sym") is False or written.get("bits", 4) not in (4, 8)):
+            return form, "gptq-other"
         return form, "awq" if "awq" in method + text(written, "packing_format") else "gptq"
     if method == "compressed-tensors":
         packed, weights = text(written, "format"), _of_first_group(written)
