@@ -5,10 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from annotated_types import MaxLen
 
 from support.backends import chosen, decide, knowledge
+from vllm_operator.api.plan import Plan
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.catalog.loader import load_catalog
+from vllm_operator.catalog.models import FACTS
 from vllm_operator.planning.engine.backends import BackendDecision, choose_backends
 from vllm_operator.planning.engine.image import ResolvedVersion, resolve_version
 from vllm_operator.planning.engine.rule_input import describe_rule_input
@@ -338,6 +341,11 @@ def test_gptq_without_a_kernel_of_marlin_is_refused_since_0_22(written: dict[str
     refusal = plan(GPTQ, "0.22.0", "sm_80", changes).refusal
     assert refusal is not None
     assert "symmetric weights of 4 or 8 bits" in refusal
+
+
+def test_a_plan_has_room_for_all_facts() -> None:
+    limit = next(each.max_length for each in Plan.model_fields["model_facts"].metadata if isinstance(each, MaxLen))
+    assert limit >= len(FACTS)
 
 
 def test_sizes_of_mla_alone_make_no_mla() -> None:

@@ -184,7 +184,7 @@ class Plan(Model):
         "Kinds of GPUs of the cluster when the plan was made: the chosen one, then the others in the order of the policy.", LIST_ATOMIC
     )
     model_facts: list[ModelFact] = repeated(
-        "Facts about the model that were known when the plan was made, each with its source.", list_map("name"), max_length=16
+        "Facts about the model that were known when the plan was made, each with its source.", list_map("name"), max_length=32
     )
     awaits_facts: bool | None = optional(
         "The model hub could not be asked. If it answers before the engine has started, a new plan is made."
