@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(find_binary("promtool") is None, reason="there i
 
 RULES = {rule["alert"]: rule for group in yaml.safe_load(ALERTS.read_text("utf-8"))["groups"] for rule in group["rules"]}
 OBJECT = {"namespace": o.NAMESPACE, "name": "vllm-a"}
-STALLED = {**OBJECT, "type": "Ready", "status": "False", "reason": "StartStalled"}
+STALLED = {**OBJECT, "type": "Ready", "status": "False", "reason": "NoProgress"}
 X1 = ("vllm-a-x1", 0)
 Minute = Callable[[int], Observation]
 
@@ -209,7 +209,7 @@ HANGS: dict[str, Sequence[Firing]] = {
         )
     ]
 }
-IS_STALLED: dict[str, Sequence[Firing]] = {"VLLMDeploymentStartStalled": [Firing(STALLED, "A start of models/vllm-a makes no progress.")]}
+IS_STALLED: dict[str, Sequence[Firing]] = {"VLLMDeploymentNoProgress": [Firing(STALLED, "A start of models/vllm-a makes no progress.")]}
 
 STORIES = {
     "a cold start of an hour, as the last one took": Story(
@@ -237,7 +237,7 @@ STORIES = {
     "a start that falls silent": Story(
         60,
         until(50, silent, lambda minute: serving(minute, since=50)),
-        {14: {}, 22: IS_STALLED, 42: {**IS_STALLED, **serves_nothing("StartStalled")}, 58: {}},
+        {14: {}, 22: IS_STALLED, 42: {**IS_STALLED, **serves_nothing("NoProgress")}, 58: {}},
     ),
     "a crash, then another one, then it serves": Story(
         20,

@@ -17,7 +17,7 @@ from testenv.replay import SERVING, read_recording
 from vllm_operator.api.conditions import READY, WHILE_ASKED, Reason, Verdict, find_condition
 from vllm_operator.api.crd import custom_resource_definition
 from vllm_operator.api.events import EventDraft
-from vllm_operator.api.plan import BackendChoice, PlannedWeights
+from vllm_operator.api.plan import BackendChoice, PlannedVariable, PlannedWeights
 from vllm_operator.api.status import ConditionStatus, VLLMDeploymentStatus
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.inventory.pools import Inventory
@@ -76,7 +76,7 @@ PLANS = {
         "NVIDIA H100 80GB (sm_90), 1 MIG slice 1g.10gb per replica, vLLM 0.20.1.",
         model="TinyLlama/TinyLlama-1.1B-Chat-v1.0",
         product="NVIDIA-H100-80GB-HBM3",
-        resource="nvidia.com/mig-1g.10gb",
+        cache_key_parts=[PlannedVariable(name="migProfile", value="1g.10gb", reason="")],
         count=1,
         backends=[],
     ),
@@ -196,6 +196,11 @@ def waits(rank: int, **more: Any) -> StartupState:
     return StartupState(stage=Stage.DISTRIBUTED_INIT, stage_since=o.at(-200), last_line_at=o.at(-200), membership=place, **more)
 
 
+LOST = o.pod(
+    containers=[o.container(o.running(), started=True, ready=True)],
+    conditions=[o.condition("ContainersReady", "True"), o.condition("Ready", "False", -20)],
+)
+HANGS = planned("NVIDIA H200 141GB (sm_90), 8 GPUs per replica, vLLM 0.20.1.", on_hang="Restart")
 ON_NODES = [o.starting_pod("vllm-a-0", since=-300), *(o.ready_pod(f"vllm-a-0-{rank}", since=-300) for rank in (1, 2, 3))]
 CLOSED = Crash("DistributedTimeout", "A process did not respond.", "Look at the others.", None, "Connection closed by peer")
 
@@ -291,6 +296,16 @@ STORIES: dict[str, tuple[Observation, ...]] = {
         ),
     ),
     "unrecoverable-crash": (observe(spec=TINY), *(crash(restarts, seconds=60 * restarts) for restarts in range(5))),
+    "hung": (observe(o.unready_pod(), pod_events=(o.hang_event(),), outcome=HANGS),),
+    "hung-and-ended": (
+        observe(o.unready_pod(), pod_events=(o.hang_event(),), outcome=HANGS),
+        observe(
+            o.crashed_pod(code=137, seconds=85, message=o.HANG, ran=500),
+            now=o.at(100),
+            outcome=HANGS,
+        ),
+    ),
+    "node-lost": (observe(LOST),),
     "unsupported": (
         observe(
             outcome=not_accepted(Verdict(ConditionStatus.FALSE, "Unsupported", NO_EXPERTS)),
@@ -324,6 +339,9 @@ KSTATUS = {
     "not-autoscaled": "InProgress",
     "nodes-starting": "InProgress",
     "nodes-crashed": "InProgress",
+    "hung": "InProgress",
+    "hung-and-ended": "InProgress",
+    "node-lost": "InProgress",
     "unrecoverable-crash": "Failed",
     "unsupported": "Failed",
 }
@@ -339,6 +357,7 @@ DEGRADED = {
     "unrecoverable-crash",
     "unsupported",
     "nodes-crashed",
+    "hung-and-ended",
 }
 """Stories that Argo CD shows as degraded although kstatus may still wait."""
 

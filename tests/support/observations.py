@@ -221,7 +221,7 @@ def plan(**changes: Any) -> Plan:
 
 
 def outcome(**changes: Any) -> Outcome:
-    planned = "8 of nvidia.com/gpu (NVIDIA-H200, sm_90) with vLLM 0.20.1; MoE DEEPGEMM."
+    planned = "Planned for NVIDIA H200 141GB (sm_90), 8 GPUs per replica, vLLM 0.20.1."
     values: dict[str, Any] = {
         "accepted": Verdict(ConditionStatus.TRUE, "Valid", "The spec is valid."),
         "planned": Verdict(ConditionStatus.TRUE, "Planned", planned),

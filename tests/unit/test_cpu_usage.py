@@ -36,7 +36,7 @@ def test_who_uses_no_cpu_is_stalled_sooner_and_who_does_later(cores: float | Non
     measured = {} if cores is None else {"uid-vllm-a-x1": cores}
     seen = o.observe(o.starting_pod(since=0), states={X1: SILENT_900}, spec=SPEC, now=o.at(seconds), cores=measured)
     starting = next(c for c in report(seen).status.conditions if c.type == "Ready")
-    assert (starting.reason == "StartStalled") is stalled
+    assert (starting.reason == "NoProgress") is stalled
     if stalled:
         said = {
             None: "limit: 15 min)",

@@ -45,7 +45,7 @@ def test_a_reason_that_is_not_documented_is_no_label(reason: str) -> None:
 
 
 def test_the_reasons_are_those_that_the_docs_name() -> None:
-    assert {"Serving", "StartStalled", "UnknownCrash", "NativeCodeCrash", "HfGatedRepo"} <= documented_reasons()
+    assert {"Serving", "NoProgress", "UnknownCrash", "NativeCodeCrash", "HfGatedRepo"} <= documented_reasons()
     assert len(documented_reasons() | set(ORDER)) < 1000
 
 

@@ -264,7 +264,7 @@ async def test_a_lost_node_is_named_and_stale_progress_is_not_shown(bench: Bench
     bench.cluster.edit(POD, "default", pod, {"status": {"reason": "NodeLost"}})
     await fleet.settle()
     assert bench.condition("Ready").reason == "FetchFailed"
-    assert "Node node-1 has stopped reporting" in bench.message("Ready")
+    assert "Node node-1 no longer reports." in bench.message("Ready")
     assert "12 min left" not in bench.message("Ready")
 
 

@@ -87,7 +87,7 @@ SITUATIONS = {
         o.observe(o.starting_pod(since=-930), states={("vllm-a-x1", 0): HUNG}),
         "Ready",
         "False",
-        "StartStalled",
+        "NoProgress",
         ("13:55:00 UTC", "connecting the GPUs", "10 min", "kubectl logs vllm-a-x1"),
     ),
     "a patient user": Situation(

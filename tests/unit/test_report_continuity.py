@@ -94,7 +94,7 @@ def test_a_stall_is_looked_for_when_it_is_due() -> None:
     stalled = report(replace(observation, now=o.at(570)))
     starting = find_condition(stalled.status.conditions, "Ready")
     assert starting is not None
-    assert starting.reason == "StartStalled"
+    assert starting.reason == "NoProgress"
     assert stalled.requeue_after_seconds is None
 
 
@@ -109,7 +109,7 @@ def test_a_log_from_the_future_does_not_grant_patience_for_ever() -> None:
     state = StartupState(stage=Stage.PROCESS_START, stage_since=o.at(-700), last_line_at=o.at(86400), started_at=o.at(-700))
     condition = find_condition(report(o.observe(o.starting_pod(since=-700), states={X1: state})).status.conditions, "Ready")
     assert condition is not None
-    assert condition.reason == "StartStalled"
+    assert condition.reason == "NoProgress"
 
 
 def test_nothing_is_due_once_all_serve() -> None:

@@ -159,11 +159,11 @@ def test_a_stall_is_reported_once_and_again_if_it_comes_again_elsewhere() -> Non
     hung = StartupState(stage=Stage.DISTRIBUTED_INIT, stage_since=o.at(-700), started_at=o.at(-700), last_line_at=o.at(-700))
     observed = o.observe(o.starting_pod(since=-700), states={X1: hung})
     story = play(observed, replace(observed, now=o.at(60)), replace(observed, now=o.at(600)))
-    assert [told(written.events) for written in story] == [[("Warning", "StartStalled")], [], []]
+    assert [told(written.events) for written in story] == [[("Warning", "NoProgress")], [], []]
     moved_on = replace(observed, startups={UID: replace(hung, stage=Stage.WEIGHT_LOAD, stage_since=o.at(10), last_line_at=o.at(10))})
     hung_again = replace(moved_on, now=o.at(10 + 900))
     later = play(observed, replace(moved_on, now=o.at(20)), hung_again)
-    assert told(later[2].events) == [("Warning", "StartStalled")]
+    assert told(later[2].events) == [("Warning", "NoProgress")]
     assert later[2].events[0].key != story[0].events[0].key
 
 
@@ -255,7 +255,7 @@ def silent(seconds: float, *names: str) -> Observation:
 def test_each_pod_that_stalls_is_reported_once() -> None:
     both = ("vllm-a-x0", "vllm-a-x1")
     story = play(silent(10, "vllm-a-x1"), silent(700, "vllm-a-x1"), silent(710, *both), silent(720, *both))
-    stalls = [[event.message.split()[1] for event in written.events if event.reason == "StartStalled"] for written in story]
+    stalls = [[event.message.split()[1] for event in written.events if event.reason == "NoProgress"] for written in story]
     assert stalls == [[], ["vllm-a-x1"], ["vllm-a-x0"], []]
 
 

@@ -201,8 +201,8 @@ def test_a_long_message_loses_words_of_its_cause_and_not_its_remedy() -> None:
 
 
 CLUSTER_SCOPED = ("node", "nodes", "storageclass")
-WITHOUT_AN_OBJECT = ("apply",)
-"""Verbs that get a file, which has the namespace."""
+WITHOUT_AN_OBJECT = ("apply", "gpus")
+"""Verbs that get a file, which has the namespace, or are about the whole cluster."""
 COMMAND = re.compile(r"kubectl (?:vllm )?(\w+) ?((?:\{\{.*?\}\}|\{\w+\}|[-\w/=.+]| (?!and |for |from |if |in |of |or |to ))*)")
 
 

@@ -42,8 +42,8 @@ def test_a_suggestion_is_said_with_where_its_command_is() -> None:
     assert written.status.remediation is None
     assert "What to do: Lower --max-model-len to at most 5568. The command is in status.lastCrash.command." in message(written, "Crashed")
     assert message(written, "Ready") == (
-        "Pod vllm-a-x1 crashed (MaxModelLenExceedsKvCache). See condition Crashed. It is started again and again, and keeps 8 GPUs "
-        "until it serves. To stop it: `kubectl scale vllm vllm-a -n models --replicas 0`."
+        "Pod vllm-a-x1 crashed (MaxModelLenExceedsKvCache). See condition Crashed. Kubernetes starts it again, and it keeps 8 GPUs "
+        "meanwhile. To stop that: `kubectl scale vllm vllm-a -n models --replicas 0`."
     )
     assert told(written) == [("Warning", "MaxModelLenExceedsKvCache")]
 
@@ -125,7 +125,7 @@ def deleted(observed: Observation) -> list[tuple[str, str]]:
 
 def test_a_stall_is_reported_and_left_alone() -> None:
     written = report(stalled())
-    assert told(written) == [("Warning", "StartStalled")]
+    assert told(written) == [("Warning", "NoProgress")]
     assert deleted(stalled()) == []
     assert written.status.remediation is None
 
@@ -134,7 +134,7 @@ def test_a_stalled_pod_is_deleted_where_that_is_wished_until_it_is_gone() -> Non
     observed = stalled(onStall="Restart")
     written = report(observed)
     assert deleted(observed) == [("vllm-a-x1", "uid-vllm-a-x1")]
-    assert told(written) == [("Warning", "StartStalled"), ("Warning", "RestartedStalled")]
+    assert told(written) == [("Warning", "NoProgress"), ("Warning", "RestartedStalled")]
     assert "The operator deletes the Pod" in message(written, "Ready")
     later = o.after(observed, written, seconds=1)
     again = report(later)

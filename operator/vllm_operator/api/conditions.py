@@ -129,7 +129,7 @@ class Reason:
     new plan was measured, and is worse than the current one (`spec.rollout.gate`)."""
     FETCH_FAILED = "FetchFailed"
     """The weights cannot be downloaded before the start. The message says why and what to do. What may succeed later is tried again."""
-    START_STALLED = "StartStalled"
+    NO_PROGRESS = "NoProgress"
     """A start has made no progress for longer than expected in its stage."""
     POD_REFUSED = "PodRefused"
     """The Deployment cannot create Pods, for example because of a quota or a policy. The message says why."""

@@ -138,9 +138,9 @@ class CrashStatus(Model):
     command: str | None = optional("kubectl command that makes the suggested change.", max_length=4096)
     reference: str | None = optional("Link to more information.", max_length=512)
     pod: str = Field(max_length=253, description="Name of the Pod that crashed.")
-    node: str | None = optional("Name of its node, if the cause lies in the node.", max_length=253)
+    node: str | None = optional("Name of its node.", max_length=253)
     exit_code: int | None = optional("Exit code of the engine container. Absent while the condition Crashed says it.")
-    restarts: int | None = optional("Number of restarts of the container before the crash, if any.", ge=0)
+    restarts: int | None = optional("Number of restarts of the container before the crash.", ge=0)
     time: Timestamp | None = optional("Time of the crash.", {"format": "date-time"})
     excerpt: str | None = optional("The line of the log that names the crash. Without secrets.", max_length=2048)
 

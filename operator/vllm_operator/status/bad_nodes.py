@@ -17,7 +17,7 @@ from vllm_operator.api.status import AvoidedNode, CrashStatus
 from vllm_operator.api.workload import rolls, template_spec
 from vllm_operator.caches.priming import HOST_LABEL
 from vllm_operator.inventory.pools import Inventory
-from vllm_operator.status.crashes import Crashes, Finding
+from vllm_operator.status.crashes import Crashes, Finding, is_caused_by_node
 from vllm_operator.status.observation import Observation
 
 MOST_NODES = 16
@@ -84,7 +84,9 @@ def _names(nodes: list[AvoidedNode]) -> list[str]:
 
 
 def _must_leave(observed: Observation, finding: Finding) -> bool:
-    is_of_node = finding.reportable_at is None and finding.status.node is not None and finding.run > 0 and finding.view.is_current
+    is_of_node = (
+        finding.reportable_at is None and is_caused_by_node(observed, finding.status) and finding.run > 0 and finding.view.is_current
+    )
     return is_of_node and (not observed.serving or rolls(observed.deployment))
 
 
@@ -99,8 +101,9 @@ def has_others(observed: Observation, bad: list[str]) -> bool:
 
 def describe_node(observed: Observation, crash: CrashStatus, avoided: list[AvoidedNode] | None) -> str:
     """Say in which node the cause of a crash lies, and whether new Pods avoid it; empty if the cause is not in the node."""
-    if crash.node is None:
+    if not is_caused_by_node(observed, crash):
         return ""
-    is_avoided = crash.node in _names(avoided or [])
-    is_only = avoids(observed.resource) and not is_avoided and not has_others(observed, [crash.node, *_names(avoided or [])])
-    return observed.messages.say("crash.node", node=crash.node, is_avoided=is_avoided, is_only=is_only)
+    node, avoided_names = crash.node or "", _names(avoided or [])
+    is_avoided = node in avoided_names
+    is_only = avoids(observed.resource) and not is_avoided and not has_others(observed, [node, *avoided_names])
+    return observed.messages.say("crash.node", node=node, is_avoided=is_avoided, is_only=is_only)

@@ -262,18 +262,18 @@ def _status(
         remedy=remedy or None,
         reference=wording.clean(crash.reference, 500) if crash.reference else None,
         pod=view.name,
-        node=view.node if is_of_node(observed, crash.signature) and view.node else None,
+        node=view.node or None,
         exit_code=code,
-        restarts=run or None,
+        restarts=run,
         time=reading.stamp(time),
         excerpt=next((line for line in lines if line), None),
     )
 
 
-def is_of_node(observed: Observation, name: str) -> bool:
+def is_caused_by_node(observed: Observation, crash: CrashStatus) -> bool:
     """Return whether the cause of a crash lies in its node."""
-    signature = observed.knowledge.signatures.get(name)
-    return signature is not None and signature.origin == "node"
+    signature = observed.knowledge.signatures.get(crash.signature)
+    return signature is not None and signature.origin == "node" and crash.node is not None
 
 
 def _better(observed: Observation, previous: CrashStatus | None, found: CrashStatus) -> CrashStatus:

@@ -32,7 +32,7 @@ LONG_STAGE_SECONDS = 60
 """Minimum seconds of a stage that gets an event."""
 _NOT_YET = (Reason.NOT_COMPILED, Reason.WAITING_FOR_ROLLOUT)
 """Reasons of a part of the spec that comes into effect by itself."""
-_STUCK = (Reason.START_STALLED, Reason.UNSCHEDULABLE, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CONFIG_FAILED, Reason.NODE_LOST)
+_STUCK = (Reason.NO_PROGRESS, Reason.UNSCHEDULABLE, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CONFIG_FAILED, Reason.NODE_LOST)
 _BY_MESSAGE = (
     # the message may contain a port, an amount or the name of a Pod that differs at each attempt
     (READY, Reason.APPLY_FAILED, "apply", "apply"),

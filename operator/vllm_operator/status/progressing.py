@@ -148,7 +148,7 @@ def _of_pods(observed: Observation, block: StartupStatus | None) -> Verdict:
     waiting = observed.wanted - observed.replicas
     if waiting > 0 and observed.activity.step == "FirstPod":
         text = observed.messages.fit("starting.first_pod", shrink=("text",), text=text, waiting=waiting)
-    status, reason = (FALSE, Reason.START_STALLED) if worst.is_stalled else _VERDICTS[worst.phase]
+    status, reason = (FALSE, Reason.NO_PROGRESS) if worst.is_stalled else _VERDICTS[worst.phase]
     return Verdict(status, reason, partly(observed, text))
 
 

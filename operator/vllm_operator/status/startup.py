@@ -191,7 +191,7 @@ def _obstacle(observed: Observation, fetching: Fetching) -> tuple[str, bool]:
         return refused or fetching.why, bool(refused)
     view = refine(fetching.view, observed.log)
     if view.phase is Phase.NODE_LOST:
-        return f"Node {view.node} has stopped reporting.", True
+        return f"Node {view.node} no longer reports.", True
     return view.message, view.phase in _STUCK
 
 
