@@ -166,8 +166,8 @@ SITUATIONS = {
         "False",
         "Unschedulable",
         (
-            "(NVIDIA-H200), and no node that it may use has 8 free (`kubectl vllm gpus` shows who uses them). As soon as another GPU that fits is free, the operator takes it. Scale "
-            "something down or add a node.",
+            "(NVIDIA-H200), and no node that it may use has 8 free (`kubectl vllm gpus` shows who uses them). As soon as another GPU that "
+            "fits is free, the operator takes it. Scale something down or add a node.",
         ),
     ),
     "the nodes of the plan are taken, and the spec does not allow others": Situation(
@@ -181,9 +181,7 @@ SITUATIONS = {
         "Ready",
         "False",
         "Unschedulable",
-        (
-            "shows who uses them). Free now, but not allowed by the spec: NVIDIA-B200. Scale something down, add a node, or allow other GPUs in",
-        ),
+        ("shows who uses them). Free now, but not allowed by the spec: NVIDIA-B200. Scale something down, add a node, or allow",),
     ),
     "no node takes the Pod for its taint": Situation(
         o.observe(o.unschedulable_pod(message="0/1 nodes are available: 1 node(s) had untolerated taint(s).")),
