@@ -25,6 +25,7 @@ from vllm_operator.controller.preconditions import REQUIRED, Permission
 from vllm_operator.inventory.nodes import read_inventory
 from vllm_operator.kube import client as kube
 from vllm_operator.kube.client import ClusterClient, Forbidden
+from vllm_operator.text.wording import few
 
 OK, TO_DO, NOTE, UNKNOWN = "OK", "TO DO", "-", "?"
 Findings = list[tuple[str, str]]
@@ -166,8 +167,8 @@ async def _nodes(client: ClusterClient, _: str) -> Findings:
     nodes, found = [node for node in await client.find(kube.NODE, cached=True) if has_gpu_sign(node)], []
     for pool in read_inventory(nodes, await find_if_there(client, kube.RESOURCE_SLICE), load_file(GPUs, "gpus.yaml")).pools:
         unknown = "" if pool.architecture else "its labels do not name the GPU: install GPU Feature Discovery"
-        where, problem = ", ".join([*pool.nodes[:3], *(["..."] if len(pool.nodes) > 3 else [])]), " and ".join(pool.problems) or unknown
-        found.append((TO_DO if problem else OK, f"{where}: {problem or pool.product or pool.architecture}"))
+        problem = " and ".join(pool.problems) or unknown
+        found.append((TO_DO if problem else OK, f"{few(pool.nodes, 3)}: {problem or pool.product or pool.architecture}"))
     return found or [(TO_DO, "No node has an NVIDIA GPU. Install the NVIDIA GPU Operator, or its device plugin and GPU Feature Discovery")]
 
 

@@ -19,7 +19,7 @@ from vllm_operator.inventory.devices import deployment_of, has_ended, requested_
 from vllm_operator.inventory.nodes import read_inventory
 from vllm_operator.inventory.pools import Inventory
 from vllm_operator.kube.client import NODE, POD, RESOURCE_SLICE, ClusterClient, Forbidden
-from vllm_operator.text.wording import clean
+from vllm_operator.text.wording import clean, few
 
 Pods = Sequence[Mapping[str, Any]]
 
@@ -74,7 +74,7 @@ def gpus_page(inventory: Inventory, pods: Pods | None, gpus: GPUs, *, width: int
     notes += [_CLAIMS] if any(pool.claims for pool in inventory.pools) else []
     for pool in (pool for pool in inventory.pools if pool.problems):
         way = next((f" {way} {pool.nodes[0]}." for problem, way in _WAYS.items() if problem in pool.problems), "")
-        notes.append(f"Unavailable: {_shortened(pool.nodes, shown)} ({' and '.join(pool.problems)}).{way}")
+        notes.append(f"Unavailable: {few(pool.nodes, shown)} ({' and '.join(pool.problems)}).{way}")
     for user, asked in waiting_of(pods or ()).items():
         needed = ", ".join(f"{amount} {resource}" for resource, amount in sum(asked, Counter[str]()).items())
         notes.append(f"Waiting for a node: {user} ({f'{len(asked)} Pods, ' if len(asked) > 1 else ''}{needed}).")
@@ -145,13 +145,8 @@ def _cells(row: Mapping[str, Any], shown: int | None) -> Sequence[Span]:
         Span(str(row["total"])),
         Span("?" if row["used"] is None else str(row["used"])),
         Span("?" if free is None else str(free), Style.DIM if free is None else Style.GREEN if free else Style.RED),
-        Span(_shortened([f"{name} {amount}" for name, amount in (row["usedBy"] or {}).items()], shown), Style.DIM),
+        Span(few([f"{name} {amount}" for name, amount in (row["usedBy"] or {}).items()], shown), Style.DIM),
     )
-
-
-def _shortened(names: Sequence[str], shown: int | None) -> str:
-    more = 0 if shown is None else len(names) - shown
-    return ", ".join([*names[:shown], *([f"{more} more"] if more > 0 else ())])
 
 
 def _totals(rows: Iterable[Mapping[str, Any]]) -> list[Line]:

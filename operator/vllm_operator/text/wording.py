@@ -86,9 +86,10 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def few(names: Sequence[str], most: int) -> str:
-    """Join the first names with commas, and tell how many more there are."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def few(names: Sequence[str], most: int | None) -> str:
+    """Join the first names with commas, and tell how many more there are. `most` is None for all names."""
+    more = 0 if most is None else len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def listed(names: Sequence[str], last: str) -> str:

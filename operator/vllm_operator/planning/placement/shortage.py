@@ -11,10 +11,10 @@ from vllm_operator.inventory.pools import Inventory, Pool
 from vllm_operator.planning.placement.targets import Obstacle, Rejection, Request
 from vllm_operator.sizing.parallelism import ParallelShape
 from vllm_operator.text.wording import count as counted
-from vllm_operator.text.wording import listed
+from vllm_operator.text.wording import few, listed
 
-KINDS_LIMIT = 6
-"""Maximum number of kinds of nodes in a message."""
+KINDS_LIMIT, NAMES_LIMIT = 6, 3
+"""Maximum number of kinds of nodes, and of UUIDs or labels, in a message."""
 
 
 def explain(request: Request, inventory: Inventory, rejections: Sequence[Rejection], gpus: GPUs) -> str:
@@ -79,15 +79,11 @@ def _asked(request: Request, gpus: GPUs, *, whole: bool = False) -> str:
     if wanted.products:
         asked += f" of product {' or '.join(wanted.products)}"
     if uuids := wanted.uuids or (wanted.mig and wanted.mig.uuids):
-        asked += f" with UUID {_first_three(uuids)}"
+        asked += f" with UUID {few(uuids, NAMES_LIMIT)}"
     if wanted.allocation == "DRA":
         asked += " for dynamic resource allocation"
     labels = [f"{key}={value}" for key, value in sorted(request.selector.items())]
-    return asked + (f" on nodes with labels {_first_three(labels)}" if labels else "")
-
-
-def _first_three(names: Sequence[str]) -> str:
-    return ", ".join([*names[:3], *(["..."] if len(names) > 3 else [])])
+    return asked + (f" on nodes with labels {few(labels, NAMES_LIMIT)}" if labels else "")
 
 
 def _alternatives(rejections: Sequence[Rejection], wanted: AcceleratorSpec, count: int, gpus: GPUs) -> list[str]:
