@@ -79,7 +79,7 @@ CASES: dict[str, tuple[list[str], str]] = {
     "PodConfigMissing": ([], "RuntimeError: CreateContainerConfigError"),
     "DeviceNotAdmitted": ([], "RuntimeError: UnexpectedAdmissionError"),
     "ContainerRuntimeFailed": ([], "RuntimeError: OCI runtime error"),
-    "OperatorMissing": ([WORKER], "RuntimeError: operator torchvision::nms does not exist"),
+    "TorchOpMissing": ([WORKER], "RuntimeError: operator torchvision::nms does not exist"),
     "DevicesDiffer": ([WORKER], "RuntimeError: Expected all tensors to be on the same device, but found at least two"),
     "PinnedMemoryFailed": ([WORKER], "RuntimeError: cudaHostRegister failed"),
     "RocmLibraryFailed": ([WORKER], "RuntimeError: rocBLAS error"),

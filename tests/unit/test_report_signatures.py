@@ -62,3 +62,21 @@ def test_the_record_of_a_crash_in_force_leaves_out_what_the_condition_says() -> 
     assert parser.final_state.crash is not None
     assert (over.cause, over.remedy) == (parser.final_state.crash.cause, parser.final_state.crash.remedy)
     assert over.reference == parser.final_state.crash.reference
+
+
+@pytest.mark.parametrize(
+    ("signature", "says"),
+    [
+        pytest.param("ChatTemplateNotFound", True, id="remedy-with-a-flag-and-no-command"),
+        pytest.param("NvidiaDriverMismatch", False, id="remedy-without-a-flag"),
+        pytest.param("Bf16UnsupportedOnGpu", False, id="command-is-suggested"),
+    ],
+)
+def test_a_remedy_that_names_a_flag_says_in_which_field_it_belongs(signature: str, says: bool) -> None:
+    parser = StartupParser(load_knowledge().startup)
+    parser.feed(next(each.text for each in SAMPLES if each.signature == signature) + "\n")
+    parser.end()
+    status = report(o.observe(o.crashed_pod(restarts=11), states={("vllm-a-x1", 11): parser.final_state})).status
+    crashed = find_condition(status.conditions, "Crashed")
+    assert crashed is not None
+    assert ("Flags belong in spec.engine.args, variables in spec.engine.env." in crashed.message) is says

@@ -226,9 +226,9 @@ def _crash_text(
         "suggested": f"status.{field}.command" if decided.command else "",
         "reference": (crash.reference or "")[:120] if (crash.reference or "").startswith("https://") else "",
     }
-    # the remedy is more important than the reference, which is also in status.lastCrash
-    for less in ({}, {"reference": ""}):
-        text = observed.messages.say("crash.one", limit=2 * wording.MESSAGE_LIMIT, **facts | less)
+    # the remedy is more important than where flags belong, and than the reference, which is also in status.lastCrash
+    for said in ({"names_fields": True}, {}, {"reference": ""}):
+        text = observed.messages.say("crash.one", limit=2 * wording.MESSAGE_LIMIT, **facts | said)
         if len(text) <= wording.MESSAGE_LIMIT:
             return text
     return observed.messages.fit("crash.one", shrink=("cause", "remedy", "done"), **facts | {"suggested": ""})
