@@ -18,12 +18,13 @@ NOT_TOLD = {
     "serving/mm-hash-after-sleep.log",  # the request failed, not the engine
     "serving/mm-hash-not-cached.log",  # likewise
 }
-NOTES = [REPORTS.parent / name for name in ("field", "later", "recent")]
+NOTES = [REPORTS.parent / name for name in ("field", "later", "recent", "independent")]
 TOLD_OTHERWISE = {
     "arm-64k-pages-xid-31.log": Verdict.PARTLY,  # the illegal access, not the Xid before it
     "powershell-quotes.log": Verdict.PARTLY,  # only the remedy speaks of quotation marks
     "ple-warmup-illegal-access.log": Verdict.PARTLY,  # only the remedy names the variable
     "compile-fake-tensors.log": Verdict.PARTLY,  # the sizes are in the next line
+    "hang-dp-draft-moe.log": Verdict.PARTLY,  # another line says that the engine stands still
     "plugin-block-size-m.log": Verdict.PARTLY,  # a package that nothing is known about
 }
 LABELS = read_labels(REPORTS, before=SPLIT)

@@ -50,6 +50,11 @@ def test_a_diagnosis_is_judged_by_its_name_and_by_words_of_its_headline(
     assert judge(label, crash, {"AnyError"}) is verdict
 
 
+@pytest.mark.parametrize(("crash", "verdict"), [(None, Verdict.RIGHT), (found("NoMemory"), Verdict.WRONG)])
+def test_in_a_healthy_log_only_no_crash_is_right(crash: Crash | None, verdict: Verdict) -> None:
+    assert judge(Label(file="a.log", signature="none", healthy=True), crash) is verdict
+
+
 def test_each_log_of_a_folder_and_the_totals_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diagnose", "--score", str(folder_of(tmp_path))]) == 0
     lines = capsys.readouterr().out.splitlines()

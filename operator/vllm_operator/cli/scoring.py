@@ -42,6 +42,7 @@ class Label(BaseModel):
     signature: str
     accept: tuple[str, ...] = ()
     must: tuple[str, ...] = ()
+    healthy: bool = False
 
 
 class Scored(NamedTuple):
@@ -54,6 +55,8 @@ class Scored(NamedTuple):
 
 def judge(label: Label, crash: Crash | None, general: Collection[str] = ()) -> Verdict:
     """Return how right the diagnosis is, by the rules in docs/accuracy.md. `general`: families that say no more than a type."""
+    if label.healthy:
+        return Verdict.RIGHT if crash is None else Verdict.WRONG
     if crash is None:
         return Verdict.UNKNOWN
     headline = f"{crash.cause} {crash.line}".casefold()

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import islice
 from typing import Any
 
 from vllm_operator.catalog.startup import Severity, Signature
@@ -92,10 +93,12 @@ _SIZES = {name: f"--{of}-parallel-size" for name, of in (("TP", "tensor"), ("PP"
 }
 """Flags by their abbreviations in messages."""
 _NATIVE = re.compile(
-    r"(?i)\b(?:fail(?:ed|ure)|fatal|error|out of memory|not found|no such|denied|refused|cannot|unable to|mismatch|undefined symbol"
-    r"|requires|too old|insufficient|exceed(?:s|ed)|timed out)\b(?!.*(?:fall\w* ?back|performance|optimal|deprecat|ignor|default|skip))"
+    r"(?i)(?! |.*(?:fall\w* ?back|performance|optimal|deprecat|ignor|default|skip|retry|hostname))"
+    r".*?\b(?:fail(?:ed|ure)|fatal|error|out of memory|not found|no such|denied|refused|cannot|unable to|mismatch|undefined symbol|requires"
+    r"|too old|insufficient|exceed(?:s|ed)|timed out)\b"
 )
 """A line without a traceback that may say why the next error happened."""
+_WARNED = "before it, a warning: "
 _NEAR = 8  # lines between such a line and the traceback
 _SERVED = (
     "The engine had served with these settings, so usually a kind of request, the load or a bug of this version led to it. Let it restart."
@@ -185,7 +188,7 @@ def _to_crash(evidence: Evidence, facts: Mapping[str, str], recognizer: Recogniz
         return replace(crash, cause=f"{crash.cause} {present(evidence.because, LINE_LIMIT)}") if evidence.because else crash
     code, where = (present(each, LINE_LIMIT // 2) for each in _place(evidence))
     kind = recognizer.kind(f"{evidence.text}{code}", where, evidence.frames)
-    if evidence.because and (kind is None or not kind.first):
+    if evidence.because and _WARNED not in evidence.because and (kind is None or not kind.first):
         before = recognizer.kind(evidence.because, "", ())
         kind = before if before is not None and before.first else kind  # it says why
     if _REFUSED.search(excerpt) is not None and (kind is None or not kind.first or "[type=" in line):
@@ -348,7 +351,6 @@ class CrashTracker:
         self._leaving = False
         self._found = _Findings()
         self._said = ("", "", 0)  # latest error record that is no part of a traceback: process, text, line
-        self._hint = ("", "", 0)  # latest warning or raw line that may say why: the same
 
     def count(self) -> None:
         """Count a record below ERROR."""
@@ -396,8 +398,6 @@ class CrashTracker:
 
     def record(self, level: int, text: str, number: int) -> None:
         """Read a record below ERROR."""
-        if level == WARNING and self.tracebacks.recent and _NATIVE.search(text[:LINE_LIMIT]):
-            self._hint = (self.tracebacks.recent[-1].process, text, number)
         for match in self._recognizer.find(text):
             is_notice = match.signature.severity is not Severity.FATAL and match.signature.id != TERMINATED
             if is_notice or (level == WARNING and not (self.is_stopping or match.pattern.evidence == "error")):
@@ -426,8 +426,6 @@ class CrashTracker:
             return
         if part is Part.OTHER and level is not None and text.strip() and self._recognizer.look(text).failure is None:
             self._said = (process, text, number)
-        if part is Part.OTHER and level is None and text[:1] != " " and _NATIVE.search(text[:LINE_LIMIT]) and not self._found.failed:
-            self._hint = (process, text, number)
         if part is Part.OTHER and self._found.wrapped is None and not self._may_matter(text):
             return
         harmless = part is not Part.OTHER and self.tracebacks.is_harmless(process)
@@ -572,8 +570,9 @@ class CrashTracker:
             first = self._found.chained
             if first is not None and first is self._found.unknown and first.process == process:
                 self._found.unknown = replace(self._seen(process, text, number), because=first.because or f"caused by {first.text}")
-            before = self._before(process, text, number, closed)
-            self._found.unknown = self._found.unknown or self._seen(process, text, number, because=before)
+            self._found.unknown = self._found.unknown or self._seen(
+                process, text, number, because=self._before(process, text, number, closed)
+            )
         if self._found.chained is not None and self._found.chained.process == process:
             self._found.chained = None
         if closed is not None and closed.uncaught and not self._ready:
@@ -584,12 +583,16 @@ class CrashTracker:
         writer, said, line = self._said
         if _BARE.fullmatch(text.strip()) is not None and said and writer == process and number - line <= LINES_KEPT:
             return f"after {said.strip()}"
-        writer, said, line = self._hint
-        if said and writer in ("", process) and (closed.number if closed is not None else number) - line <= _NEAR:
-            return f"before it: {said.strip()}"
-        title = _TITLE.sub("", closed.title, count=1) if closed is not None else ""
-        is_told = text.partition(": ")[2] in title or self._recognizer.look(title).failure is not None
-        return f"after {title}" if not is_told and any(map(str.isalpha, title)) else ""
+        if closed is None:
+            return ""
+        start = number - closed.number + 1
+        for near in islice(reversed(self.tracebacks.recent), start, start + _NEAR):
+            is_other = near.level not in (None, WARNING) or near.process not in ("", process)
+            if not is_other and _NATIVE.match(near.text[:LINE_LIMIT]) and not any(self._recognizer.find(near.text)):
+                return f"{_WARNED if near.level == WARNING else 'before it: '}{near.text.strip()}"
+        title = _TITLE.sub("", closed.title, count=1)
+        is_empty = title.endswith(" failed to start.") or self._recognizer.look(title).failure is not None
+        return f"after {title}" if not is_empty and text.partition(": ")[2] not in title and any(map(str.isalpha, title)) else ""
 
     def _collect(self, signature: Signature, evidence: Evidence) -> bool:
         """Add evidence for this signature. Return whether it may explain a crash, and is no notice."""
