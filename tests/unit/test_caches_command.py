@@ -1,14 +1,14 @@
 """`kubectl vllm caches`: where caches are, what they save, and what was fetched and published."""
 
 import json
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import yaml
 
 from support.operators import llama
 from vllm_operator.__main__ import kubectl_plugin
+from vllm_operator.cli import status
 
 CACHE = {
     "key": "v0.20.1-sm90-h200-tp1-11e89eaa",
@@ -21,11 +21,18 @@ CACHE = {
 FETCHED = {"key": "k", "state": "Cold", "artifact": {"fetch": "Fetched", "tag": "t\x1b[31m"}}
 
 
-def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], objects: list[Any], *arguments: str) -> tuple[int, str]:
-    (tmp_path / "objects.yaml").write_text(yaml.safe_dump({"kind": "List", "items": objects}), "utf-8")
-    status = kubectl_plugin(["caches", "-f", str(tmp_path / "objects.yaml"), *arguments])
-    captured = capsys.readouterr()
-    return status, captured.out + captured.err
+Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(objects: list[Any], *arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(status, "with_client", lambda *_: (objects, []))
+        ended = kubectl_plugin(["caches", "-A", *arguments])
+        captured = capsys.readouterr()
+        return ended, captured.out + captured.err
+
+    return run
 
 
 @pytest.fixture
@@ -35,10 +42,10 @@ def objects() -> list[dict[str, Any]]:
     return [published, fetched, llama("new"), {**llama("odd"), "status": {"cache": {"key": 1, "artifact": []}}}]
 
 
-def test_the_table_says_where_caches_are_and_what_they_save(tmp_path: Path, capsys: pytest.CaptureFixture[str], objects: list[Any]) -> None:
-    status, page = run(tmp_path, capsys, objects)
+def test_the_table_says_where_caches_are_and_what_they_save(run: Run, objects: list[Any]) -> None:
+    ended, page = run(objects)
     header, first, second = page.splitlines()
-    assert status == 0
+    assert ended == 0
     assert header.split()[:4] == ["NAMESPACE", "NAME", "KEY", "WHERE"]
     assert first.split()[:-1] == ["default", "fetched", "k", "EmptyDir", "Cold", "-", "-", "-", "Fetched", "-"]
     assert "\x1b" not in page
@@ -60,8 +67,8 @@ def test_the_table_says_where_caches_are_and_what_they_save(tmp_path: Path, caps
     assert second.split()[:-1] == expected
 
 
-def test_the_list_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str], objects: list[Any]) -> None:
-    rows = json.loads(run(tmp_path, capsys, objects, "-o", "json")[1])["caches"]
+def test_the_list_for_programs(run: Run, objects: list[Any]) -> None:
+    rows = json.loads(run(objects, "-o", "json")[1])["caches"]
     assert [(row["name"], row["savedSeconds"], row["fetch"]) for row in rows] == [("fetched", None, "Fetched"), ("published", 424, "")]
 
 
@@ -76,16 +83,11 @@ def test_the_list_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ({"hostPath": "/var/caches"}, "HostPath"),
     ],
 )
-def test_where_caches_are(tmp_path: Path, capsys: pytest.CaptureFixture[str], cache: dict[str, Any], where: str) -> None:
+def test_where_caches_are(run: Run, cache: dict[str, Any], where: str) -> None:
     resource = {**llama("llama", cache=cache), "status": {"cache": {"key": "k"}}}
-    [row] = json.loads(run(tmp_path, capsys, [resource], "-o", "json")[1])["caches"]
+    [row] = json.loads(run([resource], "-o", "json")[1])["caches"]
     assert row["where"] == where
 
 
-def test_without_caches_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(tmp_path, capsys, [llama()]) == (0, "No VLLMDeployment has caches yet.\n")
-
-
-def test_a_file_that_cannot_be_read_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert kubectl_plugin(["caches", "-f", "/nowhere.yaml"]) == 2
-    assert "Error:" in capsys.readouterr().err
+def test_without_caches_it_says_so(run: Run) -> None:
+    assert run([llama()]) == (0, "No VLLMDeployment has caches yet.\n")

@@ -22,14 +22,13 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kubeconfig", metavar="FILE", help="kubeconfig (default: that of the variable KUBECONFIG, else ~/.kube/config)")
 
 
-def add_namespace(parser: argparse.ArgumentParser, *, lists: bool = False) -> Any:
-    """Add kubectl's options for the cluster and the namespace, with `lists` also for all namespaces. Return the group of the latter."""
+def add_namespace(parser: argparse.ArgumentParser, *, lists: bool = False) -> None:
+    """Add kubectl's options for the cluster and the namespace, with `lists` also for all namespaces."""
     add_connection(parser)
     scope = parser.add_mutually_exclusive_group()
     scope.add_argument("-n", "--namespace", metavar="NAMESPACE", help="namespace (default: that of the context)")
     if lists:
         scope.add_argument("-A", "--all-namespaces", action="store_true", help="all namespaces")
-    return scope
 
 
 def add_name(parser: argparse.ArgumentParser) -> None:

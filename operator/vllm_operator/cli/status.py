@@ -1,6 +1,6 @@
 """`kubectl vllm status`, `top` and `caches`: the state of one VLLMDeployment, and tables of all.
 
-Exit status: 0, or 2 if an object does not exist, or the cluster or the file cannot be read.
+Exit status: 0, or 2 if an object does not exist, or the cluster cannot be read.
 """
 
 import argparse
@@ -25,7 +25,6 @@ from vllm_operator.api.labels import KIND, UNUSED_ANNOTATION
 from vllm_operator.api.reading import Manifest, integer, mapping, moment, named, objects, text
 from vllm_operator.caches.address import reported_cache_claim
 from vllm_operator.caches.claims import find_orphans
-from vllm_operator.cli.documents import of_kind, read_objects
 from vllm_operator.cli.inputs import add_name, add_namespace, add_output, print_as
 from vllm_operator.cli.live import Read, described, find_if_there, last_renewal, namespace_of, scope_of, screens, with_client
 from vllm_operator.cli.terminal import Line, Span, Style, age, bar, grid, is_terminal, labelled, line, screen_width, show, show_each, table
@@ -53,8 +52,7 @@ def add_top_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_caches_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `caches`."""
-    scope = add_namespace(parser, lists=True)
-    scope.add_argument("-f", "--filename", metavar="FILE", help="read this file, from `kubectl get vllm -o yaml` (- is standard input)")
+    add_namespace(parser, lists=True)
     add_output(parser)
     parser.set_defaults(run=_show_caches)
 
@@ -417,12 +415,8 @@ ORPHANS_HEADER = ("NAMESPACE", "NAME", "SIZE", "AGE", "UNUSED FOR")
 
 
 def _show_caches(arguments: argparse.Namespace) -> int:
-    orphans: list[dict[str, str]] = []
-    if arguments.filename is not None:
-        resources: Sequence[dict[str, Any]] = of_kind(read_objects(arguments.filename), KIND)
-    else:
-        resources, claims = with_client(arguments, _NOT_INSTALLED, partial(_with_claims, namespace=scope_of(arguments)))
-        orphans = [_orphan_row(claim, datetime.now(UTC)) for claim in find_orphans(claims, resources)]
+    resources, claims = with_client(arguments, _NOT_INSTALLED, partial(_with_claims, namespace=scope_of(arguments)))
+    orphans = [_orphan_row(claim, datetime.now(UTC)) for claim in find_orphans(claims, resources)]
     rows = sorted((row for resource in resources if (row := _caches_row(resource))), key=lambda row: (row["namespace"], row["name"]))
     if arguments.output:
         print_as({"caches": rows, "orphanedVolumes": orphans}, arguments.output)
