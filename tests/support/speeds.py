@@ -11,7 +11,7 @@ from typing import Any
 
 from vllm_operator.caches.measurement import LoadFigures, Measurement
 
-METRICS = 'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="1000",num_gpu_blocks_override="None"} 1.0\n'
+METRICS = 'vllm:cache_config_info{block_size="16",engine="0",kv_cache_size_tokens="16000",num_gpu_blocks="250"} 1.0\n'
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from support.operators import Bench
 from support.tools import command
 from vllm_operator.api import reading
 from vllm_operator.api.labels import GATE_ANNOTATION, MEASURER, RUN_ANNOTATION
-from vllm_operator.caches.measurement import MAX_PAIRS, Measurement, compare, is_decided, read_measurement, read_record
+from vllm_operator.caches.measurement import MAX_PAIRS, GateRecord, Measurement, compare, is_decided, read_measurement, read_record
 from vllm_operator.kube.client import DEPLOYMENT, EVENT, POD, REVISION
 
 LOAD = {"input_tokens": 32, "output_tokens": 8, "concurrency": [1, 4], "seconds": 0.3}
@@ -91,6 +91,26 @@ def test_a_plan_that_is_worse_is_held_in_each_of_200_rollouts(fault: str) -> Non
 @pytest.mark.parametrize("change", [{}, {"speed": 1.3}, {"start": 20.0}], ids=["the same", "30 % faster", "a faster start"])
 def test_a_plan_that_is_not_worse_is_held_in_none_of_200_rollouts(change: dict[str, Any]) -> None:
     assert not [worse for worse, _ in (compared(seed, change) for seed in range(200)) if worse]
+
+
+REAL: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "corpus" / "measured" / "h200.json").read_text())
+"""Reports of the program for vLLM 0.20.1 on H200 (docs/measured-rollouts.md), and which figures are worse."""
+
+
+@pytest.mark.parametrize("case", REAL, ids=[case["name"] for case in REAL])
+def test_a_difference_of_real_kernels_is_found_where_it_is(case: dict[str, Any]) -> None:
+    before, after = ([read_measurement(run) for run in case[plan]["runs"]] for plan in ("before", "after"))
+    record = GateRecord(against="0", load="", before=tuple(filter(None, before)), after=tuple(filter(None, after)))
+    assert len(record.before) == len(record.after) == 2
+    assert [figure.name for figure in record.worse] == case["worse"]
+    # two runs of each were enough, but for one, whose runs differ by 15 %
+    assert record.is_over == (case["after"]["backend"] != "FLASHMLA")
+
+
+def test_the_size_of_the_kv_cache_is_known_only_where_the_engine_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speeds, "METRICS", 'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="89351"} 1.0\n')
+    with speeds.serving() as port:
+        assert measure(port, tmp_path)["kvTokens"] is None
 
 
 def test_what_is_worse_is_named_with_both_figures() -> None:

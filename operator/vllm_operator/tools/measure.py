@@ -37,7 +37,8 @@ QUESTIONS = (
     "In 1969, the first person on the Moon",
 )
 ANSWER_TOKENS, ANSWER_CHARACTERS, CHARACTERS_PER_DIGIT = 32, 96, 4
-_CACHE_CONFIG = re.compile(r'^vllm:cache_config_info\{[^}]*?block_size="(\d+)"[^}]*?num_gpu_blocks="(\d+)"', re.MULTILINE)
+_KV_TOKENS = re.compile(r'^vllm:cache_config_info\{[^}]*?\bkv_cache_size_tokens="(\d+)"', re.MULTILINE)
+"""vLLM 0.24 and later say it. The `block_size` of 0.20.1 is not that of the engine: it says 16 for FLASHMLA, which takes 64 (H200)."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +118,7 @@ class Engine:
             return None
         finally:
             connection.close()
-        found = _CACHE_CONFIG.findall(text)
-        return sum(int(size) * int(blocks) for size, blocks in found) or None
+        return sum(map(int, _KV_TOKENS.findall(text))) or None
 
 
 def run_load(engine: Engine, load: Load, clients: int) -> dict[str, Any]:
