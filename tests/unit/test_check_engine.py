@@ -235,12 +235,11 @@ def stuck_before(seconds: float, server: Server) -> State:
 def test_a_client_that_waits_while_the_engine_is_idle_is_a_hang(
     server: Server, folder: str, engine: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        connections, "read_waits", lambda port, closes: [100.0] if (port, closes) == (server.http.server_address[1], True) else None
-    )
+    asked = (server.http.server_address[1], True, connections.TLS_SEGMENTS if server.url.startswith("https") else 0)
+    monkeypatch.setattr(connections, "read_waits", lambda port, closes, handshake: [100.0] if (port, closes, handshake) == asked else None)
     _, said = check_engine.check(stuck_before(90, server), server.url, folder, "/nowhere")
     assert said.startswith("Engine hangs: 1 request arrived, and nothing has reached the engine since ")
-    monkeypatch.setattr(connections, "read_waits", lambda port, closes: [])
+    monkeypatch.setattr(connections, "read_waits", lambda *_, **__: [])
     assert check_engine.check(stuck_before(90, server), server.url, folder, "/nowhere")[1] == ""
 
 
@@ -252,7 +251,7 @@ def test_a_client_that_waits_while_the_engine_is_idle_is_a_hang(
 def test_a_server_with_tools_and_a_busy_one_may_not_have_given_work_to_the_engine(
     server: Server, folder: str, monkeypatch: pytest.MonkeyPatch, words: str
 ) -> None:
-    monkeypatch.setattr(connections, "read_waits", lambda port, closes: [100.0])
+    monkeypatch.setattr(connections, "read_waits", lambda *_, **__: [100.0])
     monkeypatch.setattr(hang, "PREPARING_PERCENT", 1)  # where others use the CPUs, too
     monkeypatch.setattr(hang, "PREPARING_SECONDS", 3)
     with subprocess.Popen(["bash", "-c", words], stdin=subprocess.PIPE) as process:

@@ -82,7 +82,8 @@ def check(state: State, url: str, folder: str, stacks: str) -> tuple[State, str]
         from vllm_operator.tools import connections
 
         is_plain = url.startswith("http:")  # the last bytes of a TLS handshake may be later than a request
-        waits = connections.read_waits(int(url.rpartition(":")[2]), closes=is_plain and KEEP_ALIVE not in os.environ)
+        handshake = 0 if is_plain else connections.TLS_SEGMENTS
+        waits = connections.read_waits(int(url.rpartition(":")[2]), closes=KEEP_ALIVE not in os.environ, handshake=handshake)
         sample.waits = waits if is_plain else waits or None
     judged = progress.judge(state, sample)
     if progress.silence(judged) < SUSPICIOUS_SECONDS:
