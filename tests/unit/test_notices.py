@@ -144,17 +144,14 @@ def test_advice_about_ram_is_for_the_stage_in_which_it_ran_out(stage: str, says:
 @pytest.mark.parametrize(
     ("error", "instead"),
     [
-        (
-            "ValueError: vLLM CUTLASS FP8 MoE backend is disabled for this configuration.",
-            "triton, which runs on every GPU that supports this type, or marlin",
-        ),
+        ("ValueError: vLLM CUTLASS FP8 MoE backend is disabled for this configuration.", "triton, then marlin"),
         ("ValueError: NVFP4 MoE backend TRITON does not support the deployment configuration.", "flashinfer_cutlass or flashinfer_trtllm"),
         (
             "ValueError: moe_backend='deep_gemm' is not supported for NvFP4 MoE. Expected one of ['cutlass', 'marlin'].",
             "'cutlass', 'marlin'",
         ),
         ("NotImplementedError: DeepSeek V4 MegaMoE currently requires expert parallel. Enable it with x.", "--enable-expert-parallel"),
-        ("ValueError: RecoverSSM requires --mamba-backend triton", "Request triton instead"),
+        ("ValueError: RecoverSSM requires --mamba-backend triton", "Set --mamba-backend triton."),
     ],
 )
 def test_a_refused_backend_is_reported_with_what_can_be_asked_for(error: str, instead: str) -> None:

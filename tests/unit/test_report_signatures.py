@@ -80,3 +80,13 @@ def test_a_remedy_that_names_a_flag_says_in_which_field_it_belongs(signature: st
     crashed = find_condition(status.conditions, "Crashed")
     assert crashed is not None
     assert ("Flags belong in spec.engine.args, variables in spec.engine.env." in crashed.message) is says
+
+
+def test_an_error_of_a_known_family_is_reported_with_the_remedy_of_the_family() -> None:
+    parser = StartupParser(load_knowledge().startup)
+    parser.feed('Traceback (most recent call last):\n  File "/usr/bin/vllm", line 8, in <module>\npynvml.NVMLError_NotFound: Not Found\n')
+    parser.end()
+    status = report(o.observe(o.crashed_pod(restarts=11), states={("vllm-a-x1", 11): parser.final_state})).status
+    crashed = find_condition(status.conditions, "Crashed")
+    assert crashed is not None
+    assert "What to do: Remove CUDA_VISIBLE_DEVICES" in crashed.message

@@ -56,7 +56,7 @@ _UNKNOWN_REMEDY = (
 )
 _REFUSED_CAUSE = "vLLM refused its configuration"
 REFUSED = "ConfigurationRefused"  # family of an error that matches no signature
-REFUSED_REMEDY = "Correct the flag, environment variable or model file that the message names. Nothing was loaded yet."
+_REFUSED_REMEDY = "Correct the flag, environment variable or model file that the message names. Nothing was loaded yet."
 _REFUSED = re.compile(
     r"(?m)^(?:ValueError: |[\w.]{1,81} - )?"
     r"(?:Value error, |Assertion failed, |Input should |Unexpected keyword |Field required|Extra inputs|Invalid value '.{0,120}' for VLLM_)"
@@ -192,7 +192,7 @@ def _to_crash(evidence: Evidence, facts: Mapping[str, str], recognizer: Recogniz
         before = recognizer.kind(evidence.because, "", ())
         kind = before if before is not None and before.first else kind  # it says why
     if _REFUSED.search(excerpt) is not None and (kind is None or not kind.first or "[type=" in line):
-        cause, remedy, family = _REFUSED_CAUSE, REFUSED_REMEDY, REFUSED
+        cause, remedy, family = _REFUSED_CAUSE, _REFUSED_REMEDY, REFUSED
     elif kind is not None:
         found = compiled(kind.message).search(f"{line}{code} {where}") if kind.message is not None else None
         known = (*facts.items(), *((found.groupdict() if found is not None else {}).items()))

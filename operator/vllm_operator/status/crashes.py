@@ -22,7 +22,7 @@ from vllm_operator.api.conditions import CRASHED, TRUE, Reason, find_condition
 from vllm_operator.api.status import CrashStatus
 from vllm_operator.catalog.startup import Signature
 from vllm_operator.catalog.templates import fill_in
-from vllm_operator.logs.crash import REFUSED_REMEDY, UNKNOWN
+from vllm_operator.logs.crash import UNKNOWN
 from vllm_operator.logs.state import Crash, LogProblem, Stage, StartupState, UnreadLog
 from vllm_operator.logs.termination import SAYS_NOTHING
 from vllm_operator.pods.view import Phase, Termination, killed_by_probe
@@ -250,7 +250,7 @@ def _status(
     if crash is None:
         crash = Crash(UNKNOWN, observed.messages.say("crash.unexplained", unread=clause), remedy=None, reference=None, line="")
     cause, remedy = wording.clean(crash.cause, 1000), wording.clean(crash.remedy or "", 1000)
-    if crash.signature == UNKNOWN and crash.remedy != REFUSED_REMEDY:
+    if crash.signature == UNKNOWN and not crash.family:
         advice = f"unread_remedy.{unread.problem}" if unread is not None and clause in cause else "crash.unknown_remedy"
         remedy = observed.messages.say(advice, pod=view)
     if view.group is not None:
