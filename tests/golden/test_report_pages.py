@@ -34,7 +34,11 @@ X1 = ("vllm-a-x1", 0)
 CRD = custom_resource_definition()
 DOCS = Path(__file__).parents[2] / "docs" / "operations.md"
 HEALTH_CHECK = DOCS.read_text("utf-8").split("```lua\n")[1].split("```")[0]
-NO_EXPERTS = "Llama-3.1-8B has no experts, so spec.backends.moe has no effect. Remove it."
+NOT_DIVISIBLE = (
+    "vLLM cannot divide meta-llama/Llama-3.1-8B by the parallel sizes of a replica: 32 attention heads cannot be divided by 3. Set "
+    "spec.parallelism.tensor to 1, 2, 4 or 8. To let the operator choose, remove spec.parallelism and spec.accelerator.count. To start it "
+    'anyway, set the annotation vllm-operator.dev/allow-unsupported to "true". It may then crash and keep its GPUs.'
+)
 NO_GPU = (
     "Each replica needs 8 whole GPUs of architecture sm_100 (Blackwell), and no node has them. The cluster has 3 nodes with 8x NVIDIA H200 "
     "141GB (sm_90). Add sm_90 to spec.accelerator.architectures, remove that field, or add nodes with sm_100 GPUs."
@@ -62,6 +66,9 @@ TINY: dict[str, Any] = {
     "engine": {"version": "0.20.1", "env": [{"name": "CUDA_VISIBLE_DEVICES", "value": SLICE}]},
     "model": {"uri": "hf://TinyLlama/TinyLlama-1.1B-Chat-v1.0"},
 }
+
+
+MENDED = {**TINY, "engine": {"version": "0.20.1"}}
 
 
 def planned(said: str, **plan: Any) -> Outcome:
@@ -231,7 +238,7 @@ STORIES: dict[str, tuple[Observation, ...]] = {
     ),
     "recovered": (
         crash(0, seconds=0),
-        observe(o.ready_pod(since=2, ready=40, restarts=1, last=o.terminated(seconds=0)), now=o.at(41), spec=TINY),
+        observe(o.ready_pod(since=2, ready=40, restarts=1, last=o.terminated(seconds=0)), now=o.at(41), spec=MENDED),
     ),
     "one-of-four-crashed": (
         observe(
@@ -308,9 +315,9 @@ STORIES: dict[str, tuple[Observation, ...]] = {
     "node-lost": (observe(LOST),),
     "unsupported": (
         observe(
-            outcome=not_accepted(Verdict(ConditionStatus.FALSE, "Unsupported", NO_EXPERTS)),
+            outcome=not_accepted(Verdict(ConditionStatus.FALSE, "Unsupported", NOT_DIVISIBLE)),
             deployment=None,
-            spec={**LLAMA, "backends": {"moe": "DEEPGEMM"}},
+            spec={**LLAMA, "parallelism": {"tensor": 3}},
         ),
     ),
 }

@@ -12,7 +12,7 @@ def describe(status: VLLMDeploymentStatus, events: Iterable[EventDraft] = (), *,
     """The whole page of an object with a spec."""
     head = {"Name": "vllm-a", "Namespace": "models", "Labels": "<none>", "Annotations": "<none>"}
     head |= {"API Version": "vllm-operator.dev/v1alpha1", "Kind": "VLLMDeployment"}
-    metadata = {"creationTimestamp": "2026-11-21T14:05:00Z", "generation": 3, "resourceVersion": "4711", "uid": "uid-vllm-a"}
+    metadata = {"creationTimestamp": "2026-11-21T10:05:00Z", "generation": 3, "resourceVersion": "4711", "uid": "uid-vllm-a"}
     lines = [*(f"{label + ':':<13} {value}" for label, value in head.items()), "Metadata:", *_lines(metadata, 2)]
     lines += ["Spec:", *_lines(spec, 2), "Status:", *_lines(status.to_json(), 2), *_event_lines(events)]
     return "\n".join(lines) + "\n"

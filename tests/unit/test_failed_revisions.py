@@ -81,7 +81,7 @@ async def test_the_message_says_from_where_to_where_why_and_what_to_do() -> None
     assert pod is not None
     assert made.message("RolledBack") == (
         f"Revision 2 failed 6 s after the creation of Pod {pod.pod}, so the operator went back to revision 1, and all replicas were "
-        "ready 1 s later. The engine broke. What to do: mend it. The spec is tried again when it changes, or with `kubectl annotate "
+        "ready 1 s later. The engine broke. What to do: mend it. A changed spec is tried at once, the same one with `kubectl annotate "
         "vllm llama "
         "-n default --overwrite vllm-operator.dev/replan=$(date +%s)`."
     )

@@ -23,7 +23,6 @@ from vllm_operator.inventory.pools import Taint
 from vllm_operator.logs.ranks import GroupDiagnosis, GroupStanding
 from vllm_operator.logs.state import Stage
 from vllm_operator.planning.outcome import FreeGPUs
-from vllm_operator.pods.view import read_pod
 from vllm_operator.status.knowledge import Messages, load_knowledge
 from vllm_operator.status.observation import GroupFacts
 from vllm_operator.status.progressing import Obstacle
@@ -34,7 +33,7 @@ DATA = read_data("messages.yaml")
 SOURCES = "\n".join(path.read_text() for path in Path(vllm_operator.__file__).parent.rglob("*.py"))
 NODE = AvoidedNode(name="gpu-1", boot_id="")
 FACTS: dict[str, Any] = {
-    "pod": read_pod(o.crashed_pod()),
+    "pod": o.observe(o.crashed_pod()).pod_facts[0],
     "crash": CrashStatus(signature="SomeCrash", cause="It broke.", pod="vllm-a-x1", exit_code=1),
     "rollback": RollbackStatus(failed="vllm-a-1", failed_number=2, number=1, pod="vllm-a-x1", why="It broke.", time=o.stamp(0)),
     "nodes": [NODE],
@@ -201,7 +200,7 @@ def test_a_long_message_loses_words_of_its_cause_and_not_its_remedy() -> None:
 
 
 CLUSTER_SCOPED = ("node", "nodes", "storageclass")
-WITHOUT_AN_OBJECT = ("apply", "gpus")
+WITHOUT_AN_OBJECT = ("apply", "gpus", "catalog")
 """Verbs that get a file, which has the namespace, or are about the whole cluster."""
 COMMAND = re.compile(r"kubectl (?:vllm )?(\w+) ?((?:\{\{.*?\}\}|\{\w+\}|[-\w/=.+]| (?!and |for |from |if |in |of |or |to ))*)")
 

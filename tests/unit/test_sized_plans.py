@@ -95,7 +95,9 @@ def test_what_surely_does_not_fit_is_refused_with_what_would(uri: str, kind: str
     reason, message = refusal(deployment(uri, **spec), real_node(kind))
     assert reason == "DoesNotFit"
     assert said in message
-    assert message.endswith('To start it anyway, set the annotation vllm-operator.dev/allow-unsupported to "true".')
+    assert message.endswith(
+        'To start it anyway, set the annotation vllm-operator.dev/allow-unsupported to "true". It may then crash and keep its GPUs.'
+    )
 
 
 def test_who_insists_gets_a_plan_with_a_warning() -> None:

@@ -57,7 +57,7 @@ NAMES_SHOWN = 4
 _NO_PODS = "Your account may not list the Pods of all namespaces, so it is unknown which devices are free."
 _CLAIMS = "Devices for ResourceClaims: it is not known which of them are free."
 _NONE = "Kubernetes knows of no NVIDIA GPU in the cluster. Install the NVIDIA GPU Operator, or its device plugin and GPU Feature Discovery."
-_WAYS = {"it is cordoned": "To use it: kubectl uncordon", "it is not ready": "See kubectl describe node"}
+_WAYS = {"it is cordoned": "If nobody repairs it: kubectl uncordon", "it is not ready": "See kubectl describe node"}
 """Why a node is unavailable, with what to do, before its name."""
 
 

@@ -56,7 +56,7 @@ def draft_events(observed: Observation, status: VLLMDeploymentStatus, crashes: C
         *_stuck(observed, status),
         *draft_measured(observed),
         *_parts(observed, status),
-        *_crash(observed, status, crashes),
+        *_crash(observed, crashes),
         *_caches(observed, status),
         *_remediation(observed, status),
         *_rollback(observed, status),
@@ -188,15 +188,14 @@ def _parts(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[Even
             yield EventDraft(WARNING, now.reason, now.message, f"{type}-{observed.resource.metadata.generation}-{_digest(now.message)}")
 
 
-def _crash(observed: Observation, status: VLLMDeploymentStatus, crashes: Crashes) -> Iterator[EventDraft]:
+def _crash(observed: Observation, crashes: Crashes) -> Iterator[EventDraft]:
     if not crashes.is_new or crashes.last is None:
         return
     crash, runs, reason = crashes.last, crashes.last.restarts or 0, reason_of(crashes.last.signature)
     view = next((view for view in observed.pod_facts if view.name == crash.pod), None)
     uid = view.uid if view is not None else crash.pod
     of_all = uid if view is None or view.group is None else crash.pod  # the next Pods of a group have the same names
-    in_force = find_condition(status.conditions, CRASHED) is not None
-    message = observed.messages.say("event.crashed", crash=crash, times=runs + 1, in_force=in_force)
+    message = observed.messages.say("event.crashed", crash=crash, times=runs + 1)
     yield EventDraft(WARNING, reason, message, f"crash-{uid}-{runs}", series=f"crash-{of_all}-{reason}")
 
 

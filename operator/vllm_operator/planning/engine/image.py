@@ -24,7 +24,7 @@ from vllm_operator.catalog.versions import Versions, VersionTable, load_engine_f
 from vllm_operator.inventory.pools import Pool
 from vllm_operator.text.wording import listed
 
-ALLOW_ANYWAY = f'To start it anyway, set the annotation {ALLOW_UNSUPPORTED_ANNOTATION} to "true".'
+ALLOW_ANYWAY = f'To start it anyway, set the annotation {ALLOW_UNSUPPORTED_ANNOTATION} to "true". It may then crash and keep its GPUs.'
 DEFAULT_REPOSITORY = "vllm/vllm-openai"
 NVLLM_IMAGE = "ghcr.io/navi-ai-lab/nvllm:latest"
 FIRST_CALENDAR_YEAR = 20
