@@ -261,7 +261,10 @@ def support_matrix(known: Mapping[str, Any]) -> str:
         *table("vLLM | CUDA | driver | PyTorch", ((name, it["cuda"], drivers[it["cuda"][:2]], it["torch"]) for name, it in versions)),
         "\n**GPUs**, by the node label `nvidia.com/gpu.product`, or by architecture where no product is known. Other products of these "
         "architectures work too. CUDA is the first version that supports the architecture.\n",
-        *table(f"product | {' | '.join(features)}", ((name, *(_yes(it[key]) for key in features)) for name, it in known["gpus"].items())),
+        *table(
+            f"product | {' | '.join(features)}",
+            ((name, *(_yes(it.get(key, name)) for key in features)) for name, it in known["gpus"].items()),
+        ),
     ]
     return "\n".join(lines) + "\n"
 
