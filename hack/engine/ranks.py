@@ -3,14 +3,17 @@
 ENGINE_RANKS    the recording: a log of each rank (h100-good)
 ENGINE_EXIT     how it ends after the last line of a log that does not serve; otherwise it lives on, in silence
 ENGINE_ORDERS   folder with orders for Pods, each in a file with its name: `ENGINE_EXIT=1`, read at the start. At any time, a file
-                POD-exit-STATUS ends the engine of a Pod once
+                POD-exit-STATUS ends the engine of a Pod once, and while there is POD-hang, it has requests and its core is stopped
 """
 
 import os
+import signal
 import socket
+import subprocess
 import threading
 import time
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from engine.recording import find_recording
@@ -76,3 +79,15 @@ def _end_on_order(folder: Path, pattern: str) -> None:
             order.unlink()
             os._exit(int(order.name.rpartition("-")[2]))
         time.sleep(0.1)
+
+
+def hangs() -> bool:
+    is_told = os.path.exists(f"{os.environ.get('ENGINE_ORDERS')}/{socket.gethostname()}-hang")
+    return is_told and bool(_stopped_core())
+
+
+@cache
+def _stopped_core() -> subprocess.Popen[bytes]:
+    core = subprocess.Popen(["VLLM::EngineCore", "infinity"], executable="sleep")
+    core.send_signal(signal.SIGSTOP)
+    return core

@@ -14,13 +14,13 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from engine.crash import read_crash, replay
-from engine.ranks import take_part
+from engine.ranks import hangs, take_part
 from engine.start import Engine, log
 
 METRICS = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
-vllm:num_requests_running{{engine="0",model_name="{model}"}} 0.0
+vllm:num_requests_running{{engine="0",model_name="{model}"}} {running}
 # HELP vllm:num_requests_waiting Number of requests waiting to be processed.
 # TYPE vllm:num_requests_waiting gauge
 vllm:num_requests_waiting{{engine="0",model_name="{model}"}} 0.0
@@ -88,7 +88,7 @@ class Handler(BaseHTTPRequestHandler):
         answers = {
             "/health": "",
             "/v1/models": json.dumps({"object": "list", "data": [{"id": model, "object": "model", "owned_by": "vllm"}]}),
-            "/metrics": METRICS.format(model=model),
+            "/metrics": METRICS.format(model=model, running=3.0 if hangs() else 0.0),
             "/devices": os.environ.get("NVIDIA_VISIBLE_DEVICES", ""),
         }
         body = answers.get(self.path)

@@ -99,13 +99,21 @@ async def serve(cluster: Cluster, sim: Simulator, **rollout: Any) -> tuple[str, 
     return tuple([(await cluster.get("Pod", name))["metadata"]["uid"] for name in (LEADER, FOLLOWER)])
 
 
-async def hang(cluster: Cluster) -> None:
-    """The leader hangs, and after a minute its probe ends it. LeaderWorkerSet deletes its Pods, which are not gone at once."""
+async def until_hung(cluster: Cluster) -> str:
+    """The leader hangs; return the message about it."""
     leader = await cluster.get("Pod", LEADER)
     await set_ready(cluster, leader, False)
     await record_failed_probe(cluster, leader, HANG)
     told = await cluster.wait_for("VLLMDeployment", "llama", has("Hung", "True", "EngineHung"), within=60)
-    assert f"The engine of Pod {LEADER} hangs: 3 requests are running" in condition(told, "Hung")["message"]
+    message = str(condition(told, "Hung")["message"])
+    assert f"The engine of Pod {LEADER} hangs: 3 requests are running" in message
+    return message
+
+
+async def hang(cluster: Cluster) -> None:
+    """The leader hangs, and after a minute its probe ends it. LeaderWorkerSet deletes its Pods, which are not gone at once."""
+    leader = await cluster.get("Pod", LEADER)
+    await until_hung(cluster)
     for name in (LEADER, FOLLOWER):
         await cluster.patch("Pod", name, {"metadata": {"finalizers": [HELD]}})
     ended = {"exitCode": 137, "reason": "Error", "message": HANG, "startedAt": leader["status"]["startTime"], "finishedAt": now()}
@@ -137,6 +145,26 @@ async def test_a_leader_that_hangs_costs_its_group_once_and_is_told(
     assert (await own_events(served))["EngineHung"] == 2, "the hang, and its restart as a crash"
     assert tuple([(await served.get("Pod", name))["metadata"]["uid"] for name in (LEADER, FOLLOWER)]) == new, "created again once"
     assert (await served.get("LeaderWorkerSet", "llama"))["metadata"]["generation"] == generation
+
+
+async def test_with_report_a_hang_restarts_nothing_but_ends_a_new_revision(
+    served: Cluster, sets: LeaderWorkerSets, operator: OperatorProcess, sim: Simulator, gpu_nodes: Callable[..., list[str]]
+) -> None:
+    gpu_nodes("h100-sxm", name="second")
+    first = await serve(served, sim, remediation={"onHang": "Report"})
+    assert "To restart all Pods of its replica: `kubectl delete pod llama-0 -n " in await until_hung(served)
+    await set_ready(served, await served.get("Pod", LEADER), True)
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True", "Serving"), within=60)
+    assert tuple([(await served.get("Pod", name))["metadata"]["uid"] for name in (LEADER, FOLLOWER)]) == first
+
+    await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"env": [{"name": "CHANGED", "value": "yes"}]}}})
+    await served.wait_for("Pod", LEADER, lambda it: it["metadata"]["uid"] not in first and is_ready(it), within=60)
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True", "Serving"), within=60)
+    await until_hung(served)
+    told = await served.wait_for("VLLMDeployment", "llama", has("RolledBack", "True"), within=60)
+    assert "so the operator went back to revision 1" in condition(told, "RolledBack")["message"]
+    for name in (LEADER, FOLLOWER):
+        await served.wait_for("Pod", name, lambda it: not changed(it) and is_ready(it), within=60)
 
 
 @pytest.mark.parametrize("way", ["crashes", "hangs"])

@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from testenv.processes import free_ports
 from vllm_operator.catalog.startup import Severity, load_signature_samples, load_startup
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.state import StartupState
+from vllm_operator.tools import hang
 
 KNOWLEDGE = load_startup()
 FATAL = {each.id for each in KNOWLEDGE.signatures if each.severity is Severity.FATAL}
@@ -212,3 +214,17 @@ def test_a_rank_takes_orders_by_the_name_of_its_pod(container: Container, start_
     follower = start_rank(1)
     (container.home / f"{pod}-exit-137").touch()
     assert follower.wait(timeout=60) == 137
+
+
+def test_an_engine_hangs_on_order_as_when_its_core_is_stopped(container: Container) -> None:
+    running = 'vllm:num_requests_running{engine="0",model_name="some/model"}'
+    order = container.home / f"{socket.gethostname()}-hang"
+    with container.served(orders=str(container.home)) as engine:
+        assert f"{running} 0.0" in str(container.get("/metrics"))
+        order.touch()
+        assert f"{running} 3.0" in str(container.get("/metrics"))
+        [core] = [each for each in hang.read_processes(0.01) if each.parent == engine.pid]
+        os.kill(core.number, signal.SIGKILL)
+        assert (core.title, core.state) == ("VLLM::EngineCore", "T")
+        order.unlink()
+        assert f"{running} 0.0" in str(container.get("/metrics"))

@@ -106,7 +106,7 @@ async def cluster(environment: NodeEnvironment) -> AsyncIterator[Cluster]:
             return not await own.list_all("Pod")
 
         # the next test may want all the GPUs
-        await eventually(is_empty, within=60)
+        await eventually(is_empty, within=120)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Replicas on two real nodes, with the real controller and webhooks of LeaderWorkerSet: from the first start to the last Pod."""
 
 import asyncio
+from collections.abc import Mapping
 
 import pytest
 
@@ -145,18 +146,74 @@ async def test_groups_are_added_replaced_and_removed(cluster: Cluster, orders: O
     await until_nothing_is_left(cluster)
 
 
-async def test_a_revision_that_fails_goes_back_to_the_one_that_served(cluster: Cluster, orders: Orders) -> None:
-    await cluster.create(group(cluster, orders, speed="100"))
-    served = await until_serving(cluster)
-    fails = {"ENGINE_RANKS": "h100-follower-model-missing", "ENGINE_EXIT": "1"}
-    env = [*served["spec"]["engine"]["env"], *({"name": name, "value": value} for name, value in fails.items())]
-    await cluster.patch("VLLMDeployment", "llama", {"spec": {"engine": {"env": env}}})
-    told_back = await cluster.wait_for("VLLMDeployment", "llama", has("RolledBack", "True"), within=120)
+async def change(cluster: Cluster, env: Mapping[str, str]) -> None:
+    """Make a new revision, with these variables of the engine."""
+    before = (await cluster.get("VLLMDeployment", "llama"))["spec"]["engine"]["env"]
+    values = {**{it["name"]: it["value"] for it in before}, "CHANGED": "yes", **env}
+    await cluster.patch(
+        "VLLMDeployment", "llama", {"spec": {"engine": {"env": [{"name": name, "value": value} for name, value in values.items()]}}}
+    )
+
+
+async def until_back(cluster: Cluster, *words: str) -> Manifest:
+    """Wait until revision 2 was given up for a reason with these words, and revision 1 serves again."""
+    told_back = await cluster.wait_for("VLLMDeployment", "llama", has("RolledBack", "True"), within=150)
     message = condition(told_back, "RolledBack")["message"]
+    assert message.startswith("Revision 2 failed ")
     assert "went back to revision 1" in message
-    done = await cluster.wait_for("VLLMDeployment", "llama", lambda it: it["status"].get("readyReplicas") == 1, within=90)
+    assert all(word in message for word in words), message
+    done = await cluster.wait_for("VLLMDeployment", "llama", lambda it: "backSeconds" in it["status"].get("rollback", {}), within=120)
     assert has("Ready", "False", "RolledBack")(done)
-    assert await told(cluster, "RolledBack") == 1
+    assert (done["status"]["readyReplicas"], await told(cluster, "RolledBack")) == (1, 1)
+    assert not [it for it in await cluster.list_all("Pod") if "CHANGED" in str(it["spec"]) and "deletionTimestamp" not in it["metadata"]]
+    return done
+
+
+@pytest.mark.parametrize("way", ["crashes", "crashes with spare nodes", "starts too slowly"])
+async def test_a_revision_that_fails_goes_back_to_the_one_that_served(cluster: Cluster, orders: Orders, way: str) -> None:
+    # the leader gives up before the test does, and both nodes have room for two groups
+    impatient = {"startupProbe": {"failureThreshold": 6, "periodSeconds": 5}}
+    spare: Manifest = {"gpus": 4, "rollout": {"maxSurge": 1, "maxUnavailable": 0}} if "spare" in way else {}
+    first = group(cluster, orders, speed="100", **spare)
+    first["spec"]["podTemplate"]["spec"]["containers"][0] |= impatient
+    await cluster.create(first)
+    await until_serving(cluster)
+    before = await uids(cluster)
+    crashes = {"ENGINE_RANKS": "h100-follower-model-missing", "ENGINE_EXIT": "1"}
+    await change(cluster, {"ENGINE_SPEED": "0.1"} if "slowly" in way else crashes)
+    done = await until_back(cluster)
+    assert done["status"]["lastCrash"]["signature"] == ("StartupProbeFailed" if "slowly" in way else "HfRepoNotFound")
+    if spare:
+        assert await uids(cluster) == before, "the old group served all the time"
+
+
+async def test_a_group_that_hangs_is_created_again_and_its_new_revision_goes_back(cluster: Cluster, orders: Orders) -> None:
+    caches = orders.folder / "caches"
+    await cluster.create(group(cluster, orders, speed="100", cache={"storage": "HostPath", "hostPath": str(caches)}))
+    await until_serving(cluster)
+    first = await uids(cluster)
+    await change(cluster, {})
+    await until_replaced(cluster, first)
+    await until_serving(cluster)
+
+    before = await uids(cluster)
+    orders.hang(LEADER)
+    hangs = await cluster.wait_for("VLLMDeployment", "llama", has("Hung", "True", "EngineHung"), within=150)
+    message = condition(hangs, "Hung")["message"]
+    assert f"The engine of Pod {LEADER} hangs: 3 requests are running, no token since " in message
+    assert "VLLM::EngineCore: stopped. The Pod gets no requests. The engine is stopped 75 s after " in message
+    assert "so that all Pods of its replica are created again" in message
+    assert await uids(cluster) == before
+    crashed = await cluster.wait_for("VLLMDeployment", "llama", lambda it: "lastCrash" in it["status"], within=150)
+    orders.succeed()
+    crash = crashed["status"]["lastCrash"]
+    assert (crash["signature"], crash["pod"]) == ("EngineHung", LEADER)
+    done = await until_back(cluster, "3 requests are running")
+    await until_replaced(cluster, before)
+    assert "VLLM::EngineCore: stopped" in str(done["status"]["lastCrash"]) + str(done["status"]["rollback"])
+    assert await told(cluster, "EngineHung") == 2, "the hang, and its restart as a crash"
+    [evidence] = caches.rglob("hangs/*")
+    assert {"what.txt", "metrics.txt", "processes.txt"} <= {each.name for each in evidence.iterdir()}
 
 
 async def test_the_drain_of_a_node_costs_one_group_at_a_time(cluster: Cluster, orders: Orders, kubectl: Kubectl) -> None:

@@ -11,7 +11,6 @@ from support.operator_process import condition, has
 LEADER, FOLLOWER = "llama-0", "llama-0-1"
 FOLLOWERS = "app.kubernetes.io/component=follower"
 SERVING = has("Ready", "True", "Serving")
-_GROUP = "leaderworkerset.sigs.k8s.io/group-key"
 
 
 class Orders:
@@ -31,8 +30,12 @@ class Orders:
         self.give(LEADER, ranks="h100-follower-model-missing")
 
     def succeed(self) -> None:
-        for pod in (LEADER, FOLLOWER):
+        for pod in (LEADER, FOLLOWER, f"{LEADER}-hang"):
             (self.folder / pod).unlink(missing_ok=True)
+
+    def hang(self, pod: str) -> None:
+        """Stop the engine core of a Pod now, while it has requests, and of its successors until `succeed`."""
+        self._write(f"{pod}-hang", "")
 
     def end(self, pod: str, status: int) -> None:
         """End an engine now."""
@@ -46,11 +49,7 @@ class Orders:
 
 def group(cluster: Cluster, orders: Orders, *, gpus: int = 8, image: str = ENGINE_IMAGE, speed: str = "20", **spec: Any) -> Manifest:
     """A VLLMDeployment over two nodes with so many GPUs of each."""
-    # two ranks of a group may share a node that has GPUs for both
-    apart = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app.kubernetes.io/name": "vllm"}}}
-    apart |= {"matchLabelKeys": [_GROUP]}
     pod = {
-        "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}},
         "containers": [{"name": "vllm", "volumeMounts": [{"name": "orders", "mountPath": "/orders"}]}],
         "volumes": [{"name": "orders", "hostPath": {"path": str(orders.folder)}}],
     }
