@@ -11,7 +11,7 @@ from support.cluster import Cluster, Simulator
 from support.leader_worker_sets import LeaderWorkerSets
 from support.observations import HANG
 from support.operator_process import OperatorProcess, condition, has, llama
-from support.probes import now, record_failed_probe, set_ready
+from support.probes import now, record, record_failed_probe, set_ready
 from support.stories import own_events
 from testenv import Environment
 from vllm_operator.pods.view import is_ready
@@ -99,6 +99,13 @@ async def serve(cluster: Cluster, sim: Simulator, **rollout: Any) -> tuple[str, 
     return tuple([(await cluster.get("Pod", name))["metadata"]["uid"] for name in (LEADER, FOLLOWER)])
 
 
+async def miss_the_deadline(cluster: Cluster) -> None:
+    """The kubelet ends the leader, which does not become Ready in time, and starts it again; LeaderWorkerSet deletes its Pods."""
+    leader = await cluster.wait_for("Pod", LEADER, lambda it: changed(it) and it["status"].get("containerStatuses"), within=60)
+    await record(cluster, leader, "Killing", "Container vllm failed startup probe, will be restarted")
+    await end_leader(cluster, "")
+
+
 async def until_hung(cluster: Cluster) -> str:
     """The leader hangs; return the message about it."""
     leader = await cluster.get("Pod", LEADER)
@@ -112,12 +119,16 @@ async def until_hung(cluster: Cluster) -> str:
 
 async def hang(cluster: Cluster) -> None:
     """The leader hangs, and after a minute its probe ends it. LeaderWorkerSet deletes its Pods, which are not gone at once."""
-    leader = await cluster.get("Pod", LEADER)
     await until_hung(cluster)
+    await end_leader(cluster, HANG)
+
+
+async def end_leader(cluster: Cluster, message: str) -> None:
+    """The leader's container is killed, with this termination message, and starts again."""
     for name in (LEADER, FOLLOWER):
         await cluster.patch("Pod", name, {"metadata": {"finalizers": [HELD]}})
-    ended = {"exitCode": 137, "reason": "Error", "message": HANG, "startedAt": leader["status"]["startTime"], "finishedAt": now()}
     leader = await cluster.get("Pod", LEADER)
+    ended = {"exitCode": 137, "reason": "Error", "message": message, "startedAt": leader["status"]["startTime"], "finishedAt": now()}
     await set_ready(
         cluster, leader, False, started=False, restartCount=1, lastState={"terminated": ended}, state={"running": {"startedAt": now()}}
     )
@@ -167,17 +178,19 @@ async def test_with_report_a_hang_restarts_nothing_but_ends_a_new_revision(
         await served.wait_for("Pod", name, lambda it: not changed(it) and is_ready(it), within=60)
 
 
-@pytest.mark.parametrize("way", ["crashes", "hangs"])
+@pytest.mark.parametrize("way", ["crashes", "hangs", "starts too slowly"])
 async def test_a_revision_of_a_group_that_fails_is_given_up_and_the_last_one_that_served_comes_back(
     served: Cluster, sets: LeaderWorkerSets, operator: OperatorProcess, sim: Simulator, gpu_nodes: Callable[..., list[str]], way: str
 ) -> None:
     gpu_nodes("h100-sxm", name="second")
     old = await serve(served, sim)
-    if way == "crashes":
+    if way != "hangs":
         await sim.script(path="crash", pull="0", crash_after="hold", load="hold")
     await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"env": [{"name": "CHANGED", "value": "yes"}]}}})
     if way == "crashes":
         await fail(served, sim, recreated=old)
+    elif way == "starts too slowly":
+        await miss_the_deadline(served)
     else:
         await served.wait_for("Pod", LEADER, lambda it: it["metadata"]["uid"] not in old and is_ready(it), within=60)
         await served.wait_for("VLLMDeployment", "llama", has("Ready", "True", "Serving"), within=60)
@@ -186,6 +199,7 @@ async def test_a_revision_of_a_group_that_fails_is_given_up_and_the_last_one_tha
     message = condition(told, "RolledBack")["message"]
     assert message.startswith("Revision 2 failed ")
     assert "so the operator went back to revision 1" in message
+    assert ("startup probe" in message) == (way == "starts too slowly")
     await sim.script(path="ok", pull="0", load="0", crash_after=None)
     failed = await release(served)
     for name in (LEADER, FOLLOWER):

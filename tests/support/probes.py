@@ -22,7 +22,12 @@ async def set_ready(cluster: Cluster, pod: Manifest, ready: bool, **of_container
 
 
 async def record_failed_probe(cluster: Cluster, pod: Manifest, said: str) -> None:
-    """Writes the event as the kubelet does, with what the probe has printed."""
+    """Writes the event of a readiness probe as the kubelet does, with what the probe has printed."""
+    await record(cluster, pod, "Unhealthy", f"Readiness probe failed: {said}\n")
+
+
+async def record(cluster: Cluster, pod: Manifest, reason: str, message: str) -> None:
+    """Writes an event about the engine's container as the kubelet does."""
     metadata = pod["metadata"]
     about = {"apiVersion": "v1", "kind": "Pod", "name": metadata["name"], "namespace": metadata["namespace"], "uid": metadata["uid"]}
     await cluster.create(
@@ -32,8 +37,8 @@ async def record_failed_probe(cluster: Cluster, pod: Manifest, said: str) -> Non
             "metadata": {"name": f"{metadata['name']}.{uuid.uuid4().hex[:12]}", "namespace": metadata["namespace"]},
             "involvedObject": {**about, "fieldPath": "spec.containers{vllm}"},
             "type": "Warning",
-            "reason": "Unhealthy",
-            "message": f"Readiness probe failed: {said}\n",
+            "reason": reason,
+            "message": message,
             "source": {"component": "kubelet"},
             "firstTimestamp": now(),
             "lastTimestamp": now(),

@@ -42,7 +42,7 @@ from vllm_operator.logs.termination import SAYS_NOTHING
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.placement.groups import ENGINES_FLAG
 from vllm_operator.pods.owner import place_of
-from vllm_operator.pods.view import EventLog, Phase, PodView, refine, told_to_stop_at
+from vllm_operator.pods.view import EventLog, Phase, PodView, killed_by_probe, refine, told_to_stop_at
 from vllm_operator.status.knowledge import Knowledge, Messages, explain_end
 
 DEFAULT_STALL_SECONDS = 600
@@ -373,9 +373,8 @@ def _rank(observed: Observation, number: int, pod: PodFacts) -> Rank:
     state = observed.startups.get((pod.uid, ended.run)) if ended is not None else pod.state
     crash = state.crash if state is not None else None
     if ended is not None and ended.finished_at is not None:
-        told = explain_end(
-            observed.knowledge, pod, ended, log_crash=crash, stage=state.stage if state is not None else "", unread="", probe=""
-        )
+        stage, probe = state.stage if state is not None else "", killed_by_probe(pod, observed.log) or ""
+        told = explain_end(observed.knowledge, pod, ended, log_crash=crash, stage=stage, unread="", probe=probe)
         crash = told if told is not None and told.signature not in observed.knowledge.weak and SAYS_NOTHING not in told.cause else crash
     is_running = ended is not None or pod.phase in (Phase.STARTING, Phase.READY, Phase.HUNG, Phase.NOT_RESPONDING)
     return Rank(
