@@ -85,7 +85,11 @@ compare: $(STAMP) testenv ## Compare the speed with another commit and with a ba
 
 .PHONY: test-node
 test-node: $(STAMP) ## Tests on a real kubelet with real containers; Linux, root, containerd, buildah
-	$(BIN)/pytest tests/node
+	$(BIN)/pytest tests/node -m "not extended"
+
+.PHONY: test-node-extended
+test-node-extended: $(STAMP) ## The operator and LeaderWorkerSet are killed at each step of a group over two real kubelets; 20 minutes
+	$(BIN)/pytest tests/node -m extended
 
 .PHONY: golden
 golden: $(STAMP) ## Rewrite the golden files; read the diff before you commit it

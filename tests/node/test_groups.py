@@ -172,7 +172,7 @@ async def until_back(cluster: Cluster, *words: str) -> Manifest:
 @pytest.mark.parametrize("way", ["crashes", "crashes with spare nodes", "starts too slowly"])
 async def test_a_revision_that_fails_goes_back_to_the_one_that_served(cluster: Cluster, orders: Orders, way: str) -> None:
     # the leader gives up before the test does, and both nodes have room for two groups
-    impatient = {"startupProbe": {"failureThreshold": 6, "periodSeconds": 5}}
+    impatient = {"startupProbe": {"failureThreshold": 12, "periodSeconds": 5}}
     spare: Manifest = {"gpus": 4, "rollout": {"maxSurge": 1, "maxUnavailable": 0}} if "spare" in way else {}
     first = group(cluster, orders, speed="100", **spare)
     first["spec"]["podTemplate"]["spec"]["containers"][0] |= impatient
