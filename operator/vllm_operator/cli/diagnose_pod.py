@@ -96,7 +96,8 @@ async def diagnose_group(
             before = await diagnose_pod(client, knowledge, name, namespace, previous=True)
             found, is_over = (before, True) if before.state.crash is not None else (found, False)
         code, end = (ended.exit_code, ended.finished_at) if ended is not None and is_over else (None, None)
-        rank = Rank(number=number, name=name, state=found.state, crash=found.state.crash, exit_code=code, ended_at=end)
+        state = found.state if found.state.lines else None  # of a Pod that was just created
+        rank = Rank(number=number, name=name, state=state, crash=found.state.crash, exit_code=code, ended_at=end)
         ranks.append(replace(rank, is_blocked=found.view.phase not in _PHASES_OF_LOG))
         parsers[number], lines[number] = found.parser, diagnose.headline(found.state) if found.state.lines else found.note
     return Group(tuple(ranks), parsers, diagnose_ranks(ranks, knowledge.startup), absent="no Pod"), lines
