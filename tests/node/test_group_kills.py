@@ -28,8 +28,8 @@ pytestmark = [pytest.mark.node, pytest.mark.extended, pytest.mark.timeout(1800)]
 Kill = Callable[[], Awaitable[None]]
 TOLD = {"ImagePullFailed", "Started", "HfRepoNotFound", "RevisionFailed", "RolledBack"}
 """What is told of the whole life, whoever is killed."""
-PASSING = {"RankLost"}
-"""The end of rank 1 while it served, if it is read before its container, started again, finds no model."""
+PASSING = {"RankLost", "ApplyFailed"}
+"""The end of rank 1 while it served, if it is read before its container, started again, finds no model; and a webhook that is away."""
 
 
 @pytest.fixture(params=["nobody", "operator", "controller"])
