@@ -30,7 +30,7 @@ NOT_INITIALIZED = (
 
 @pytest.mark.parametrize(
     ("last", "signature", "words"),
-    [(OFFLINE, "HfOfflineOrUnreachable", ("HF_HUB_OFFLINE", "HF_ENDPOINT")), (NOT_INITIALIZED, "CudaSystemNotInitialized802", ("802",))],
+    [(OFFLINE, "HfOfflineOrUnreachable", ("HF_HUB_OFFLINE", "spec.model.uri")), (NOT_INITIALIZED, "CudaSystemNotInitialized802", ("802",))],
     ids=["no hub", "no fabric manager"],
 )
 async def test_a_common_crash_is_named_and_nothing_that_the_operator_says_is_masked(
