@@ -177,7 +177,7 @@ def _settings(setting: dict[str, Any]) -> str:
 
 
 WORDS = {
-    "modelClasses": "models of the class {}",
+    "modelClasses": "class {}",
     "dtypes": "computes in {}",
     "versions": "vLLM {}",
     "architectures": "{}",

@@ -310,7 +310,7 @@ def test_four_bits_with_fp8_activations_need_hopper(architecture: str) -> None:
     "written",
     [
         {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"},
-        {"quant_method": "bitsandbytes", "load_in_4bit": True},
+        {"quant_method": "moe_wna16"},
         {"quant_method": "torchao"},
         {"quant_method": "quark"},
         {"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"},
@@ -341,6 +341,28 @@ def test_gptq_without_a_kernel_of_marlin_is_refused_since_0_22(written: dict[str
     refusal = plan(GPTQ, "0.22.0", "sm_80", changes).refusal
     assert refusal is not None
     assert "symmetric weights of 4 or 8 bits" in refusal
+
+
+@pytest.mark.parametrize(("version", "taken"), [("0.24.0", "FLASH_ATTN"), ("0.29.0", "TRITON_ATTN"), ("0.33.0", "TRITON_FLASH_ATTN")])
+def test_paligemma_attends_to_images_in_both_directions(version: str, taken: str) -> None:
+    changes = {"model_type": "paligemma", "text_config": {"model_type": "gemma2", "head_dim": 256}, "quantization_config": {}}
+    assert backend(plan(LLAMA, version, "sm_90", changes), "Attention") == taken
+
+
+def test_bitsandbytes_is_refused_since_0_28() -> None:
+    changes = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}
+    assert plan(LLAMA, "0.27.1", "sm_90", changes).refusal is None
+    refusal = plan(LLAMA, "0.28.0", "sm_90", changes).refusal
+    assert refusal is not None
+    assert "no longer reads bitsandbytes" in refusal
+
+
+@pytest.mark.parametrize(
+    ("architecture", "taken"), [("sm_75", "HUMMING"), ("sm_86", "HUMMING"), ("sm_89", "MARLIN"), ("sm_90", "DEEPGEMM")]
+)
+def test_blocks_of_compressed_tensors_have_a_kernel_of_their_own_before_ada(architecture: str, taken: str) -> None:
+    changes = compressed("float-quantized", weights={"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]})
+    assert backend(plan(LLAMA, "0.33.0", architecture, changes), "GEMM") == taken
 
 
 def test_a_plan_has_room_for_all_facts() -> None:

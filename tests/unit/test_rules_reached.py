@@ -188,6 +188,8 @@ OF_FILES = {
     "kv-cache-turboquant-windows",
     "integers-with-fp8-activations",
     "deprecated-format",
+    "gemm-compressed-blocks-engine",
+    "bitsandbytes-removed",
     "float32-on-turing-quantized",
     "gemm-integers-with-fp8-activations-engine",
     "class-removed-bamba",

@@ -333,6 +333,7 @@ class Questions(Entry):
     attention_flags: frozenset[str]
     own_attention: frozenset[str]
     encoder_models: frozenset[str]
+    gemm_blocks_apart: frozenset[str]
     sparse_cache_types: tuple[ReplacedTypes, ...]
     cache_types_as_given: frozenset[str]
     expert_schemes: Mapping[str, tuple[str, ...]]

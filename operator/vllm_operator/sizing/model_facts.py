@@ -43,6 +43,7 @@ PACKED = {
     "int-quantized": Quantization.INT8,
 }
 """Number formats by the `format` of compressed-tensors."""
+IMAGE_PREFIX = ("bagel", "gemma3", "molmo2", "moondream3", "paligemma")  # vllm/config/model.py is_mm_prefix_lm (0.25.1, 0.33.0:358)
 MIXED = "mixed"  # layers in several formats, of which the name of the model usually has that of the experts
 MLA_KEYS = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 HYBRID_KEYS = ("hybrid_override_pattern", "layers_block_type", "full_attention_interval", "linear_key_head_dim", "mamba_num_heads")
@@ -216,7 +217,7 @@ def read_config(config: Mapping[str, Any]) -> Facts:
         group_size=group if is_integer else None,
         dense_quantized=_has_quantized_layers(config) if written else None,
         value_head_size=None if read.first("kv_lora_rank") else read.first("v_head_dim"),
-        image_prefix=True if config.get("model_type") == "gemma3" or read.text.get("use_bidirectional_attention") == "vision" else None,
+        image_prefix=True if config.get("model_type") in IMAGE_PREFIX or read.text.get("use_bidirectional_attention") == "vision" else None,
         windowed=True if read.layers_of("sliding_attention", "sliding_window") else None,
         dual_chunk=True if mapping(read.text, "dual_chunk_attention_config") else None,
         dtype=(text(read.text, "torch_dtype") or text(read.text, "dtype") or None) if written else None,
@@ -286,7 +287,7 @@ def _read_format(config: Mapping[str, Any], written: Mapping[str, Any]) -> tuple
                 return Quantization.INT4, f"compressed-with-{inputs[:8]}"
             return (Quantization.INT4, "compressed") if weights.get("num_bits", 4) == 4 else (Quantization.INT8, "compressed-packed")
         if strategy == "block":
-            return Quantization.FP8_BLOCK if packed == "float-quantized" else PACKED.get(packed), None
+            return (Quantization.FP8_BLOCK, "compressed") if packed == "float-quantized" else (PACKED.get(packed), None)
         return PACKED.get(packed), "compressed-tensor" if packed == "float-quantized" and strategy == "tensor" else "compressed"
     form_of_name = QUANTIZATIONS.get(method) or QUANTIZATIONS.get(algorithm.lower())
     if form_of_name is None:

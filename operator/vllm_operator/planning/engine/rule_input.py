@@ -233,6 +233,8 @@ def gemm_cases(rule_input: RuleInput) -> Sequence[str]:
         return ()
     quantization = Quantization(rule_input.quantization)
     if quantization is Quantization.FP8_BLOCK:
+        if rule_input.quantization_scheme == "compressed" and rule_input.architecture in questions.gemm_blocks_apart:
+            return ()
         return ("FP8Block/no-deep-gemm",) if rule_input.environment.get("VLLM_USE_DEEP_GEMM") == "0" else ("FP8Block",)
     known = rule_input.quantization_scheme
     if rule_input.group_size not in (None, *questions.gemm_groups):  # the tables are about the usual groups
