@@ -237,6 +237,23 @@ def test_the_record_that_announces_a_traceback_says_what_failed() -> None:
     assert crash.cause.endswith("(after The widget exchange failed with its peer)")
 
 
+def test_an_error_of_another_worker_is_preferred_to_the_report_that_a_peer_has_ended() -> None:
+    ended = "torch.distributed.DistBackendError: NCCL error in: c10d.cpp:1, remote process exited or there was a network error, NCCL 2"
+    log = ""
+    for rank, file, error in ((1, "torch/distributed/distributed_c10d.py", ended), (0, "vllm/lora/layers.py", "KeyError: 'odd'")):
+        lines = ["WorkerProc failed to start.", "Traceback (most recent call last):", f'  File "{PACKAGES}{file}", line 10, in call']
+        log += "".join(f"(Worker_TP{rank} pid=4) ERROR 10-01 10:01:10 [m.py:9] {line}\n" for line in [*lines, "    x = y()", error])
+    crash = read_pasted(log).final_state.crash
+    assert crash is not None
+    assert crash.family == "LoraFailed"
+
+
+def test_what_a_native_exception_says_is_shown() -> None:
+    crash = read_pasted("terminate called after throwing an instance of 'std::runtime_error'\n  what():  odd widget\n").final_state.crash
+    assert crash is not None
+    assert "what(): odd widget" in " ".join(crash.cause.split())
+
+
 def test_the_dump_of_a_refused_input_is_not_part_of_the_cause() -> None:
     crash = crash_of([], "Value error, Odd setting [type=value_error, input_value=ArgsKwargs((), {'a': 1}), input_type=ArgsKwargs]")
     assert crash.cause == "vLLM refused its configuration: Value error, Odd setting"

@@ -73,7 +73,8 @@ _TITLE = re.compile(r"^Exception in worker \w{1,40} while processing method \w{1
 """Text before the message of an exception in the record that announces it."""
 _PANIC = re.compile(r"thread '[^'\n]{0,80}'(?: \(\d{1,9}\))? panicked at ")
 """A panic in Rust. Its message is on the next line, in older versions on the same line."""
-_UNFINISHED = re.compile(r"\d validation errors? for \w{1,80}$")  # pydantic says on the next line which
+_UNFINISHED = re.compile(r"\d validation errors? for \w{1,80}$|^terminate called after throwing an instance of '[^'\n]{1,200}'$")
+"""A message that goes on in the next line, of pydantic or the C++ runtime."""
 _QUOTING = re.compile(r"Worker failed with error '(?!'(?:,|$)|cancelled)|while processing method \w{1,60}: (?!,|Traceback)\S")
 """An error that reports a failure in another process and quotes its message."""
 _ADVICE = re.compile(
@@ -83,6 +84,8 @@ _ADVICE = re.compile(
     r"(?![^\n]{0,200}(?:stack ?trace|more information|for details|\breport|debug))[^\n]{4,240})"
 )
 """What the message of an error tells the user to do."""
+_QUOTED = frozenset(("problem", "reason", "reasons"))
+"""Groups of signatures that quote the message, which knows more than they do."""
 _CONDITION = re.compile(
     r"(?i)\b(?:must|requires?|needs?|only|unsupported|not (?:yet )?(?:supported|compatible|allowed|divisible|a multiple)|incompatible"
     r"|expected|(?:does not|doesn't|do not|cannot|can't) (?:support|be|work|have)|supported \w+ (?:are|is)|should be)\b"
@@ -185,6 +188,8 @@ def _to_crash(evidence: Evidence, facts: Mapping[str, str], recognizer: Recogniz
         known = (*facts.items(), *captures)
         details = {"line_number": evidence.number, "excerpt": excerpt, "captures": captures, "time": evidence.time}
         crash = describe(evidence.signature, line, known, **details)
+        if not _QUOTED.isdisjoint(dict(captures)) and "choices" not in dict(captures):
+            crash = replace(crash, remedy=_with_advice(crash.remedy or "", line))
         return replace(crash, cause=f"{crash.cause} {present(evidence.because, LINE_LIMIT)}") if evidence.because else crash
     code, where = (present(each, LINE_LIMIT // 2) for each in _place(evidence))
     kind = recognizer.kind(f"{evidence.text}{code}", where, evidence.frames)
@@ -192,19 +197,22 @@ def _to_crash(evidence: Evidence, facts: Mapping[str, str], recognizer: Recogniz
         before = recognizer.kind(evidence.because, "", ())
         kind = before if before is not None and before.first else kind  # it says why
     if _REFUSED.search(excerpt) is not None and (kind is None or not kind.first or "[type=" in line):
-        cause, remedy, family = _REFUSED_CAUSE, _REFUSED_REMEDY, REFUSED
+        cause, remedy, family = _REFUSED_CAUSE, _with_advice(_REFUSED_REMEDY, line), REFUSED
     elif kind is not None:
         found = compiled(kind.message).search(f"{line}{code} {where}") if kind.message is not None else None
         known = (*facts.items(), *((found.groupdict() if found is not None else {}).items()))
         cause, remedy, family = fill_in(kind.cause, known), fill_in(kind.remedy, known), kind.id
-        if (advice := _ADVICE.search(_without_input(line))) is not None:
-            remedy = f"Do first what the message says: {advice[1].rstrip('. ')}. If that does not help: {remedy}"
+        if (advised := _with_advice(remedy, line)) != remedy:
+            remedy = advised
         elif _CONDITION.search(line) is not None and (flags := [flag for flag in _settings(line) if flag not in remedy[:40]]):
             remedy = f"First change what the message is about: {', '.join(flags)}. If that does not help: {remedy}"
         elif facts.get("stage") == "Ready" and not kind.first:
             remedy = f"{_SERVED}{remedy}"
-        named = [flag for flag in facts.get("options", "").split(", ") if flag and flag in kind.remedy]
-        remedy += f" This engine has {' and '.join(named)}." if named else ""
+        options = [flag for flag in facts.get("options", "").split(", ") if flag]
+        if named := [flag for flag in options if flag in remedy]:
+            remedy += f" This engine has {' and '.join(named)}."
+        elif options and not kind.first:
+            remedy += f" To see whether an optional feature is the cause, start once without {', '.join(options)}."
     else:
         cause, remedy, family = _UNKNOWN_CAUSE, _UNKNOWN_REMEDY, ""
     because = f" ({present(evidence.because, LINE_LIMIT // 2)})" if evidence.because else ""
@@ -212,6 +220,13 @@ def _to_crash(evidence: Evidence, facts: Mapping[str, str], recognizer: Recogniz
     told = _without_input(line)
     shown = f"{cause}: {told.rstrip('.:') if place else told}{place}{because}"
     return Crash(UNKNOWN, shown, remedy, None, line, line_number=evidence.number, excerpt=excerpt, family=family, time=evidence.time)
+
+
+def _with_advice(remedy: str, line: str) -> str:
+    """Return a remedy that begins with what the message tells to do."""
+    advice = _ADVICE.search(_without_input(line))
+    told = re.sub("^(us|set)(?:t?ing) ", lambda verb: "use " if verb[1] == "us" else "set ", advice[1].rstrip(". ")) if advice else ""
+    return f"Do first what the message says: {told}. If that does not help: {remedy}" if told else remedy
 
 
 def _without_input(line: str) -> str:
@@ -284,8 +299,10 @@ class _Findings:
         if unknown is None or not counts:
             return best
         # Processes of the engine report that another one has ended. The error that it ended with came before.
-        is_consequence = best is not None and best.signature is not None and best.signature.follows_others and unknown.number < best.number
-        return unknown if best is None or is_consequence else best
+        follows = best is not None and best.signature is not None and best.signature.follows_others
+        # Another worker may log the error a moment later.
+        is_first = best is None or unknown.number < best.number or (unknown.process != best.process and "Worker" in unknown.process)
+        return unknown if best is None or (follows and is_first) else best
 
     def cause(self, titled: Evidence | None) -> Evidence | None:
         """Return the best explanation. `titled`: the record that announces an error which the log does not contain."""
@@ -486,7 +503,7 @@ class CrashTracker:
         if part is Part.EXCEPTION:
             self._found.wrapped = None if known else (process, text, number, 0)
         elif _UNFINISHED.search(text):
-            self._found.wrapped = (process, text, number, 0)
+            self._found.wrapped = (process, text, number, _WRAPS)
         elif not known and _PANIC.match(text):
             self._found.unknown = self._found.unknown or self._seen(process, text, number)
             self._found.wrapped = (process, text, number, 0)
@@ -507,7 +524,10 @@ class CrashTracker:
         writer, begun, number, lines = self._found.wrapped or ("", "", 0, 0)
         if self._found.wrapped is None or process not in (writer, ""):
             return
-        if any(self._match(writer, begun + space + text.lstrip(), number) for space in (" ", "")):
+        known, unknown = any(self._match(writer, begun + space + text.lstrip(), number) for space in (" ", "")), self._found.unknown
+        if unknown is not None and unknown.number == number and unknown.signature is not None:
+            self._found.unknown = self._found.evidence.get(unknown.signature.id, unknown)
+        if known:
             self._found.wrapped = None
             return
         # The message of a panic, and of an exception without text on its own line, is on the next line.

@@ -160,8 +160,12 @@ class StartTracker:
         if meaning.arguments or meaning.engine:
             for setting in _SETTINGS.finditer(found.string):
                 self.crashes.settings.update({name: value for name, value in setting.groupdict().items() if value})
-        if meaning.arguments and (options := _OPTIONS.findall(found.string)):
-            self.crashes.settings["options"] = ", ".join(f"--{name.replace('_', '-')}" for name in dict.fromkeys(options))
+        options = _OPTIONS.findall(found.string) if meaning.arguments else []
+        options += ["speculative_config"] if meaning.engine and "speculative_config=Spec" in found.string else []
+        if options:
+            known = self.crashes.settings.get("options", "").split(", ")
+            flags = dict.fromkeys((*filter(None, known), *(f"--{name.replace('_', '-')}" for name in options)))
+            self.crashes.settings["options"] = ", ".join(flags)
         self._observe(meaning, {name: value for name, value in found.groupdict().items() if value})
         if meaning.arguments:
             self._place({name: value for each in _PLACE.finditer(found.string) for name, value in each.groupdict().items() if value})
