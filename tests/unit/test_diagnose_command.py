@@ -10,6 +10,7 @@ import pytest
 
 from support.engine_logs import HEALTHY_START, READY, engine_failure
 from vllm_operator.__main__ import main
+from vllm_operator.text.redaction import redact
 
 FAILED = HEALTHY_START + engine_failure("ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`")
 WARMING = HEALTHY_START + "\rDeepGEMM warmup:  83%|████████▎ | 1436/1735 [04:04<02:01,  2.46it/s]"
@@ -181,3 +182,40 @@ def test_it_does_not_load_what_only_the_operator_needs() -> None:
     code = "import sys; import vllm_operator.cli.diagnose; print(sorted({'kopf', 'kubernetes', 'jinja2'} & set(sys.modules)))"
 
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_an_engine_whose_requests_stand_still_is_not_reported_as_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stall = "INFO 05-28 14:44:28 [shm_broadcast.py:681] No available shared memory broadcast block found in 60 seconds.\n"
+    figures = (
+        "INFO 05-28 14:4{}:00 [loggers.py:271] Engine 000: Avg prompt throughput: 0.0 tokens/s,"
+        " Avg generation throughput: {} tokens/s, Running: 4 reqs\n"
+    )
+    for minute, produced, headline in ((7, "0.0", "Stands still: requests run without output"), (8, "9.5", "Started: the server is ready")):
+        log = tmp_path / f"{minute}.log"
+        log.write_text("INFO:     Application startup complete.\n" + stall + figures.format(6, "0.0") + figures.format(minute, produced))
+        assert main(["diagnose", str(log)]) == 0
+        assert capsys.readouterr().out.startswith(headline)
+
+
+def test_without_the_library_of_the_driver_the_reason_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "a.log"
+    log.write_text(
+        "DEBUG 07-13 12:00:00 [__init__.py:75] CUDA platform is not available because: NVML Shared Library Not Found\n"
+        'Traceback (most recent call last):\n  File "/x/vllm/config/device.py", line 61, in __post_init__\n    raise RuntimeError(\n'
+        "RuntimeError: Failed to infer device type, please set the environment variable `VLLM_LOGGING_LEVEL=DEBUG`\n"
+    )
+    assert main(["diagnose", str(log)]) == 0
+    assert "driver library of NVIDIA (NVML) was not found" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("argument --api-key: expected at least one argument", "argument --api-key: expected at least one argument"),
+        ("max_tokens: must be positive", "max_tokens: must be positive"),
+        ("api_key: expected-7f3a9", "api_key: ***"),
+        ("password: hunter22", "password: ***"),
+    ],
+)
+def test_a_secret_is_hidden_and_a_sentence_about_one_is_not(line: str, shown: str) -> None:
+    assert redact(line) == shown
