@@ -51,7 +51,7 @@ def role_of(pod: dict[str, Any], filled: Collection[str]) -> Role:
     values = {each["name"]: each.get("value", "") for each in container.get("env", ())}
     if values.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-"):
         return Role(MIG_UUID, crashes=True)
-    if "--gpu-memory-utilization" in container.get("args", ()):
+    if {"--gpu-memory-utilization", "0.012"} <= {*container.get("args", ())}:  # as recorded
         return Role(NO_MEMORY, crashes=True)
     is_warm, is_recorded = caches_of(pod) in filled, any(RECORDED_MODEL in part for part in container["command"])
     if is_recorded:

@@ -11,7 +11,7 @@ from rich.console import Console
 from demo.history import History
 from demo.pods import BEFORE_FIRST_LINE, FIGURES, Player, Role, role_of
 from demo.screen import Lines, draw
-from demo.situations import COLD, MIG_UUID, RECORDINGS, SITUATIONS, WARM, failures
+from demo.situations import COLD, MIG_UUID, NO_MEMORY, RECORDINGS, SITUATIONS, WARM, failures
 from support.gpus import real_node
 from support.plans import made
 from testenv.api import ApiClient, ApiError
@@ -79,12 +79,15 @@ def pod_of(name: str, *, filled: bool = False, **spec: Any) -> tuple[dict[str, A
 
 QWEN: dict[str, Any] = {"model": {"uri": "hf://Qwen/Qwen3-8B"}, "accelerator": None}
 SMALL_COLD, SMALL_WARM = (Role(RECORDINGS / f"llama-bf16-{kind}.log", with_figures=False) for kind in ("cold", "warm"))
+ENOUGH = {"version": "0.20.1", "args": [{"name": "gpu-memory-utilization", "value": "0.95"}]}
 NUMBER = {"version": "0.20.1", "env": [{"name": "CUDA_VISIBLE_DEVICES", "value": "0"}]}
 ROLES = {
     "the recorded model, cold": (pod_of("deepseek"), Role(COLD)),
     "the recorded model, on filled caches": (pod_of("deepseek", filled=True), Role(WARM)),
     "a MIG UUID": (pod_of("tinyllama"), Role(MIG_UUID, crashes=True)),
     "a number instead of it, as the remedy says": (pod_of("tinyllama", engine=NUMBER), SMALL_COLD),
+    "too small a share of the GPU": (pod_of("mistral"), Role(NO_MEMORY, crashes=True)),
+    "a larger one, as the remedy says": (pod_of("mistral", engine=ENOUGH), SMALL_COLD),
     "no such variable": (pod_of("tinyllama", engine={"version": "0.20.1"}), SMALL_COLD),
     "another model under the same name": (pod_of("deepseek", **QWEN), SMALL_COLD),
     "another model, on filled caches": (pod_of("deepseek", filled=True, **QWEN), SMALL_WARM),
