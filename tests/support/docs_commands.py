@@ -80,6 +80,19 @@ NOT_RUN = {
     "curl --silent http://localhost:8000/v1/models": "a simulated Pod answers nothing; tests/node asks real ones",
     "pytest tests/engine/test_hangs_of_vllm.py -v": "needs vLLM on CPUs, and takes half an hour",
     "kubectl exec llama-7c9f6d5b8-x2k4p --namespace models -- ls /cache/hangs": "a simulated Pod runs nothing",
+    **dict.fromkeys(
+        (
+            "kubectl vllm status llama -n models",
+            "kubectl cp models/llama-7c9f6d5b8-x2k4p:/cache/hangs ./hangs",
+            "kubectl logs llama-7c9f6d5b8-x2k4p -n models --previous > engine.log",
+            "kubectl delete pod llama-7c9f6d5b8-x2k4p -n models",
+            "kubectl get pod llama-7c9f6d5b8-x2k4p -n models -o wide",
+            "kubectl exec llama-7c9f6d5b8-x2k4p -n models -- nvidia-smi",
+            "kubectl debug node/gpu-node-1 -it --image=busybox -- chroot /host dmesg | grep -iE 'xid|nvlink|nccl'",
+            "kubectl cordon gpu-node-1",
+        ),
+        "no engine of these models hangs; tests/node stops real ones",
+    ),
     """kubectl get vllm llama --namespace models -o jsonpath='{.status.conditions[?(@.type=="Hung")].message}'""": (
         "no engine of these models hangs; tests/cluster/test_hangs.py reads the condition"
     ),

@@ -55,8 +55,8 @@ def crash_of(error: str, *, device: str = "cuda") -> Crash:
 
 
 def reads_well(text: str, *, quoted: Iterable[str] = ()) -> bool:
-    for each in quoted:
-        text = text.replace(each.rstrip("."), "word")
+    for each in filter(None, (each.rstrip(".") for each in quoted)):
+        text = text.replace(each, "word")
     return text.endswith(".") and re.search(r"\{\{|\{%|\bNone\b|  | \.", text) is None
 
 
