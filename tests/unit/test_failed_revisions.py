@@ -111,7 +111,7 @@ async def test_with_hold_it_is_only_reported(fate: str) -> None:
     await made.upgrade(until=245)
     assert (made.version, made.condition("RolledBack")) == (NEW, None)
     assert made.message("Ready").endswith(
-        "--replicas 0`. Revision 2 failed. The operator does not go back, because spec.rollout.onFailure is Hold. To "
+        " Revision 2 failed. The operator does not go back, because spec.rollout.onFailure is Hold. To "
         "go back, run `kubectl vllm rollback llama -n default`."
     )
     assert made.events().count("RevisionFailed") == 1

@@ -141,8 +141,8 @@ def _crash_in_short(observed: Observation, crashes: Crashes) -> str:
         return observed.messages.say("ready.ended", pod=crashes.in_force[0].view)
     plan, metadata = observed.outcome.plan, observed.resource.metadata
     unit = "MIG slice" if plan is not None and plan.mig_profile is not None else "GPU"
-    facts: dict[str, Any] = {"taken": _kept_devices(observed, crashes), "unit": unit, "serving": observed.serving, "metadata": metadata}
-    return observed.messages.say("ready.crashed", crash=crash, **facts)
+    facts: dict[str, Any] = {"taken": _kept_devices(observed, crashes), "unit": unit, "metadata": metadata}
+    return observed.messages.say("ready.crashed", crash=crash, serving=observed.serving, wanted=observed.wanted, **facts)
 
 
 def _kept_devices(observed: Observation, crashes: Crashes) -> int:
