@@ -2,12 +2,13 @@
 
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.cluster import Cluster, Simulator
+from support.cluster import Cluster, RefusedError, Simulator
 from support.leader_worker_sets import LeaderWorkerSets
 from support.observations import HANG
 from support.operator_process import OperatorProcess, condition, has, llama
@@ -39,7 +40,9 @@ async def fail(cluster: Cluster, sim: Simulator, *, recreated: tuple[str, ...] =
     """The follower finds no model and ends, and the leader waits for it. As with a kubelet, the Pods are not gone at once."""
     leader, follower = group
     for name in group:
-        await cluster.wait_for("Pod", name, lambda it: it["metadata"]["uid"] not in recreated and it["status"].get("phase") == "Running")
+        await cluster.wait_for(
+            "Pod", name, lambda it: it["metadata"]["uid"] not in recreated and it["status"].get("phase") == "Running", within=120
+        )
         await cluster.patch("Pod", name, {"metadata": {"finalizers": [HELD]}})
         shutil.rmtree(cluster.simulated.log_root / cluster.namespace / name, ignore_errors=True)
     sim.log(leader).write((NODES / "h100-follower-model-missing-rank0.log").read_bytes())
@@ -101,7 +104,8 @@ async def serve(cluster: Cluster, sim: Simulator, **rollout: Any) -> tuple[str, 
 
 async def miss_the_deadline(cluster: Cluster) -> None:
     """The kubelet ends the leader, which does not become Ready in time, and starts it again; LeaderWorkerSet deletes its Pods."""
-    leader = await cluster.wait_for("Pod", LEADER, lambda it: changed(it) and it["status"].get("containerStatuses"), within=60)
+    for name in (FOLLOWER, LEADER):
+        leader = await cluster.wait_for("Pod", name, lambda it: changed(it) and it["status"].get("containerStatuses"), within=120)
     await record(cluster, leader, "Killing", "Container vllm failed startup probe, will be restarted")
     await end_leader(cluster, "")
 
@@ -204,9 +208,10 @@ async def test_a_revision_of_a_group_that_fails_is_given_up_and_the_last_one_tha
     failed = await release(served)
     for name in (LEADER, FOLLOWER):
         pod = await served.wait_for("Pod", name, lambda it: it["metadata"]["uid"] not in (*old, *failed) and not changed(it), within=60)
-        await sim.change(pod["metadata"]["name"], path="ok", load="0")
-    told = await served.wait_for("VLLMDeployment", "llama", has("Available", "True"), within=120)
-    assert has("Ready", "False", "RolledBack")(told)
+        with suppress(RefusedError):  # it may have been replaced again
+            await sim.change(pod["metadata"]["name"], path="ok", load="0")
+    told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "RolledBack"), within=120)
+    assert has("Available", "True")(told)
     assert (await own_events(served))["RolledBack"] == 1
     await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"env": [{"name": "CHANGED", "value": "again"}]}}})
     told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "True", "Serving"), within=120)
