@@ -170,7 +170,10 @@ async def test_a_plan_that_has_served_stays_and_the_status_says_how_to_get_what_
     assert f"The GPU would change from {H100} (sm_90) to {H200} (sm_90)." in planned.message
     world.fill("h200")
     await world.look_again()
-    assert f"Each replica needs 1 GPU ({H100}), and no node that it may use has 1 free." in world.bench.message("Ready")
+    assert (
+        f"Each replica needs 1 GPU ({H100}), and no node that it may use has 1 free (`kubectl vllm gpus` shows who uses them)."
+        in world.bench.message("Ready")
+    )
     assert world.bench.plan_verdict().reason == "Planned"
     world.free("h200")
     world.bench.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"metadata": {"annotations": {REPLAN_ANNOTATION: "1"}}})
@@ -234,8 +237,8 @@ async def test_a_spec_that_names_the_gpu_stays_and_the_status_lists_what_it_does
     assert world.product() == H100
     message = world.bench.message("Ready")
     assert (
-        f"Each replica needs 1 GPU ({H100}), and no node that it may use has 1 free. Free now, but not allowed by the spec: {H200}."
-        in message
+        f"Each replica needs 1 GPU ({H100}), and no node that it may use has 1 free (`kubectl vllm gpus` shows who uses them). "
+        f"Free now, but not allowed by the spec: {H200}." in message
     )
     assert "or allow other GPUs in spec.accelerator." in message
     assert "As soon as another" not in message
