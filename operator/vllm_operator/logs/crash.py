@@ -183,6 +183,7 @@ def _to_crash(evidence: Evidence, facts: Mapping[str, str], recognizer: Recogniz
     line = present(evidence.text.strip(), LINE_LIMIT)
     frames = (present(frame, LINE_LIMIT // 2) for frame in evidence.frames[-_EXCERPT_FRAMES:])
     excerpt = "\n".join((*frames, line))[-EXCERPT_LIMIT:]
+    facts = {**facts, "traceback": "\n".join((*(present(frame, LINE_LIMIT // 2) for frame in evidence.frames), line))}
     if evidence.signature is not None:
         captures = tuple((name, present(value, LINE_LIMIT)) for name, value in evidence.captures)
         known = (*facts.items(), *captures)
@@ -198,6 +199,9 @@ def _to_crash(evidence: Evidence, facts: Mapping[str, str], recognizer: Recogniz
         kind = before if before is not None and before.first else kind  # it says why
     if _REFUSED.search(excerpt) is not None and (kind is None or not kind.first or "[type=" in line):
         cause, remedy, family = _REFUSED_CAUSE, _with_advice(_REFUSED_REMEDY, line), REFUSED
+        checked = evidence.frames[-1] if evidence.frames and evidence.frames[-1].lstrip().startswith(("assert ", "if ")) else ""
+        if flags := _settings(checked):
+            remedy = f"The check is about {', '.join(flags)}. {remedy}"
     elif kind is not None:
         found = compiled(kind.message).search(f"{line}{code} {where}") if kind.message is not None else None
         known = (*facts.items(), *((found.groupdict() if found is not None else {}).items()))
@@ -416,6 +420,7 @@ class CrashTracker:
     def record(self, level: int, text: str, number: int) -> None:
         """Read a record below ERROR."""
         for match in self._recognizer.find(text):
+            self.settings |= {name: value.lower() for name, value in match.captures if name == "device"}
             is_notice = match.signature.severity is not Severity.FATAL and match.signature.id != TERMINATED
             if is_notice or (level == WARNING and not (self.is_stopping or match.pattern.evidence == "error")):
                 is_weak = match.pattern.evidence == "warning"
@@ -476,7 +481,11 @@ class CrashTracker:
             # This is how a program ends that uses the engine as a library.
             return (self._ready or self.stage == _LAST_STAGE) and failure.death and not failure.serving
         # Errors of vLLM's serving modules are caused by requests, unless the engine is dead.
-        return level is not None and bool(recent) and REQUEST_HEADER.search(recent[-1].header) is not None
+        is_of_request = level is not None and bool(recent) and REQUEST_HEADER.search(recent[-1].header) is not None
+        for match in self._recognizer.find(text) if is_of_request else ():
+            if match.signature.severity is Severity.DEGRADED and match.signature.id != TERMINATED:
+                self._collect(match.signature, self._seen(process, text, number, match))  # no request can be answered
+        return is_of_request
 
     def _is_aside(self, process: str, text: str, number: int) -> bool:
         recent, frames = self.tracebacks.recent, self.tracebacks.frames(process)
