@@ -22,7 +22,13 @@ VARIATIONS: dict[str, tuple[str, ...]] = {
     "moe": ("", "FLASHINFER_CUTLASS (NvFp4)"),
     "attention": ("", "FLASHINFER_MLA"),
     "options": ("", "--enable-lora, --kv-cache-dtype"),
-    "traceback": ("", 'File "triton/runtime/cache.py", line 1, in put', "flashinfer/comm/mnnvl.py", "deep_gemm/__init__.py", ", in load_model"),
+    "traceback": (
+        "",
+        'File "triton/runtime/cache.py", line 1, in put',
+        "flashinfer/comm/mnnvl.py",
+        "deep_gemm/__init__.py",
+        ", in load_model",
+    ),
 }
 START = (
     "(EngineCore pid=40) INFO 10-01 10:00:00 [core.py:9] Initializing a V1 LLM engine (v0.30.0) with config:"
@@ -85,7 +91,14 @@ def test_the_texts_of_a_signature_are_sentences_for_every_device_stage_and_setti
 
 @pytest.mark.parametrize("kind", KNOWLEDGE.kinds, ids=lambda each: each.id)
 def test_the_texts_of_a_family_are_sentences_with_and_without_what_the_log_shows(kind: FailureKind) -> None:
-    for known in ((), (("options", "--enable-lora"),), (("traceback", WHERE),), (("module", "triton"),), (("library", "libfoo.so.1"),), (("mps", "MPS"),)):
+    for known in (
+        (),
+        (("options", "--enable-lora"),),
+        (("traceback", WHERE),),
+        (("module", "triton"),),
+        (("library", "libfoo.so.1"),),
+        (("mps", "MPS"),),
+    ):
         assert reads_well(f"{fill_in(kind.cause, known)}.")
         assert reads_well(fill_in(kind.remedy, known))
 
