@@ -200,8 +200,8 @@ def _to_crash(evidence: Evidence, facts: Mapping[str, str], recognizer: Recogniz
     if _REFUSED.search(excerpt) is not None and (kind is None or not kind.first or "[type=" in line):
         cause, remedy, family = _REFUSED_CAUSE, _with_advice(_REFUSED_REMEDY, line), REFUSED
         checked = evidence.frames[-1] if evidence.frames and evidence.frames[-1].lstrip().startswith(("assert ", "if ")) else ""
-        if flags := _settings(checked):
-            remedy = f"The check is about {', '.join(flags)}. {remedy}"
+        if about := _settings(checked):
+            remedy = f"The check is about {', '.join(about)}. {remedy}"
     elif kind is not None:
         found = compiled(kind.message).search(f"{line}{code} {where}") if kind.message is not None else None
         known = (*facts.items(), *((found.groupdict() if found is not None else {}).items()))
