@@ -24,6 +24,8 @@ TOLD_OTHERWISE = {
     "powershell-quotes.log": Verdict.PARTLY,  # only the remedy speaks of quotation marks
     "ple-warmup-illegal-access.log": Verdict.PARTLY,  # only the remedy names the variable
     "compile-fake-tensors.log": Verdict.PARTLY,  # the sizes are in the next line
+    "hub-trust-remote-code.log": Verdict.PARTLY,  # the headline says it in plain words
+    "import-segfault-lock.log": Verdict.PARTLY,  # the line of the allocator is shown, not the signal
     "hang-dp-draft-moe.log": Verdict.PARTLY,  # another line says that the engine stands still
     "plugin-block-size-m.log": Verdict.PARTLY,  # a package that nothing is known about
 }
