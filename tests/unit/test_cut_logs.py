@@ -101,7 +101,7 @@ def test_what_starts_the_engine_tells_why_it_did_not(line: str) -> None:
     found = crash(f"{line}\n")
 
     assert found is not None
-    assert found.signature in ("Unknown", "DeviceAllocationRefused")
+    assert found.signature in ("Unknown", "DeviceAllocationRefused", "PodObjectMissing")
     assert found.line in line
 
 

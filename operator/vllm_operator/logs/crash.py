@@ -102,7 +102,7 @@ _NATIVE = re.compile(
 )
 """A line without a traceback that may say why the next error happened."""
 _WARNED = "before it, a warning: "
-_NEAR = 8  # lines between such a line and the traceback
+_NEAR = 8  # lines between such a line and the traceback, and of a traceback that tell where it happened
 _SERVED = (
     "The engine had served with these settings, so usually a kind of request, the load or a bug of this version led to it. Let it restart."
     " If it happens again, try a newer vLLM, and then this: "
@@ -183,7 +183,7 @@ def _to_crash(evidence: Evidence, facts: Mapping[str, str], recognizer: Recogniz
     line = present(evidence.text.strip(), LINE_LIMIT)
     frames = (present(frame, LINE_LIMIT // 2) for frame in evidence.frames[-_EXCERPT_FRAMES:])
     excerpt = "\n".join((*frames, line))[-EXCERPT_LIMIT:]
-    facts = {**facts, "traceback": "\n".join((*(present(frame, LINE_LIMIT // 2) for frame in evidence.frames), line))}
+    facts = {**facts, "traceback": "\n".join((*(present(frame, LINE_LIMIT // 2) for frame in evidence.frames[-_NEAR:]), line))}
     if evidence.signature is not None:
         captures = tuple((name, present(value, LINE_LIMIT)) for name, value in evidence.captures)
         known = (*facts.items(), *captures)
@@ -200,7 +200,7 @@ def _to_crash(evidence: Evidence, facts: Mapping[str, str], recognizer: Recogniz
     if _REFUSED.search(excerpt) is not None and (kind is None or not kind.first or "[type=" in line):
         cause, remedy, family = _REFUSED_CAUSE, _with_advice(_REFUSED_REMEDY, line), REFUSED
         checked = evidence.frames[-1] if evidence.frames and evidence.frames[-1].lstrip().startswith(("assert ", "if ")) else ""
-        if about := _settings(checked):
+        if about := [flag for flag in _settings(checked) or _settings(_without_input(line)) if flag not in line]:
             remedy = f"The check is about {', '.join(about)}. {remedy}"
     elif kind is not None:
         found = compiled(kind.message).search(f"{line}{code} {where}") if kind.message is not None else None
