@@ -300,7 +300,7 @@ def test_what_is_indented_below_a_program_stays_so() -> None:
 @pytest.mark.parametrize(
     ("line", "cause"),
     [
-        ("OSError: llama-2-7b-chat does not appear to have a file named config.json.\n", "incomplete. It lacks config.json."),
+        ("OSError: llama-2-7b-chat does not appear to have a file named config.json.\n", "incomplete. llama-2-7b-chat lacks config.json."),
         ("ImportError: cannot import name 'activation_ops' from 'vllm'\n", "This vLLM has no vllm.activation_ops. "),
         ("ModuleNotFoundError: No module named 'vllm.entrypoints.serve.render'\n", "This vLLM has no vllm.entrypoints.serve.render. "),
         (

@@ -287,6 +287,8 @@ class _Findings:
     def add(self, name: str, evidence: Evidence) -> None:
         """Add evidence for a signature, unless there is better evidence for it. Only the best few signatures are kept."""
         before = self.evidence.get(name)
+        if before is not None and not evidence.frames and before.process == evidence.process and evidence.number - before.number <= _NEAR:
+            evidence = replace(evidence, frames=before.frames)  # a later line of the same message
         longer = before is not None and before.number == evidence.number and evidence.text.startswith(before.text)
         if before is None or before.quality < evidence.quality or longer:
             self.evidence[name] = evidence
