@@ -124,7 +124,7 @@ async def test_the_volumes_of_a_deleted_object_are_listed_and_counted(served: Cl
 async def test_the_check_says_what_is_missing(served: Cluster, operator: OperatorProcess) -> None:
     await operator.until_ready()
     status, said = await kubectl_vllm(served, "check")
-    assert (status, "No operator is installed" in said) == (1, True), said
+    assert (status, "No Deployment of the chart was found" in said) == (1, True), said
     labels = {"app.kubernetes.io/name": "vllm-operator", "app.kubernetes.io/version": __version__}
     settings = {"LEASE": "vllm-operator", "NAMESPACES": served.namespace}
     variables = [{"name": f"VLLM_OPERATOR_{name}", "value": value} for name, value in settings.items()]

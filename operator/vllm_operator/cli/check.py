@@ -104,7 +104,9 @@ async def _operators(client: ClusterClient, _: str) -> Findings:
             found.append((TO_DO, f"{name} has version {version or '(unknown)'}, and this command {__version__}. Upgrade the older one"))
         else:
             found.append((OK, f"{name} in the namespace {namespace} works, version {version}"))
-    return found or [(TO_DO, "No operator is installed: helm install vllm-operator (one without the chart is not found)")]
+    return found or [
+        (TO_DO, "No Deployment of the chart was found. If the operator runs without it, ignore this; otherwise install the chart")
+    ]
 
 
 async def _permissions(client: ClusterClient, namespace: str) -> Findings:
