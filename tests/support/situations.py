@@ -186,7 +186,7 @@ CRASHES = {
         "Crashed",
         "True",
         "Preempted",
-        ("priorityClassName",),
+        ("critical Pod", "No priority class of users is higher"),
     ),
     "an image for another CPU": Situation(
         o.observe(o.crashed_pod(code=255, message="exec /usr/local/bin/vllm: exec format error")),

@@ -17,7 +17,8 @@ SECONDS_SLACK = 2  # times of lines are whole seconds
 LOGS = sorted(CORPUS.rglob("*.log"))
 CAPTURED = re.compile(r"Graph capturing finished in (\d+) secs")
 TEXTS = {log: log.read_text("utf-8", "replace") for log in LOGS}
-TOTALS = {log: float(said[1]) for log in LOGS if (said := TOTAL.search(TEXTS[log])) is not None}
+TOTALS = {log: float(said[1]) for log in LOGS if (said := TOTAL.search(TEXTS[log])) is not None and "\n" in TEXTS[log][: said.start()]}
+"""By log; an excerpt that begins with this line does not show the stages."""
 GRAPHS = {log: int(each[0]) for log in TOTALS if len(each := CAPTURED.findall(TEXTS[log])) == 1}
 
 

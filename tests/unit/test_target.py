@@ -260,7 +260,7 @@ def test_what_was_asked_what_there_is_and_what_can_be_done() -> None:
         "Each replica needs 4 whole GPUs of architecture sm_100 (Blackwell), and no node has them. "
         "The cluster has 2 nodes with 8x NVIDIA H100 80GB (sm_90); "
         "1 node with NVIDIA H100 80GB (sm_90), unavailable (its MIG layout is not uniform and its MIG layout is changing, state pending). "
-        "Add sm_90 to spec.accelerator.architectures, remove that field, or add nodes with such GPUs."
+        "Add sm_90 to spec.accelerator.architectures, remove that field, or add nodes with sm_100 GPUs."
     )
 
 
@@ -272,7 +272,7 @@ def test_what_would_serve_is_named_the_most_capable_first() -> None:
 
 def test_where_nothing_would_serve_only_new_nodes_help() -> None:
     _, message = refusal(deployment(accelerator={"architectures": ["sm_103"]}, parallelism={"tensor": 2}), real_node("h100-mig-single"))
-    assert message.endswith("Add nodes with such GPUs.")
+    assert message.endswith("Add nodes with sm_103 GPUs.")
 
 
 @pytest.mark.parametrize(
