@@ -21,8 +21,8 @@ ROOT = Path(__file__).parent.parent.parent
 SPEED = "25"
 LINES = {"deepseek": 74, "deepseek-again": 74, "llama": 60, "tinyllama": 80, "mistral": 100}
 """Lines of `kubectl describe`, at most. While the Pod of a crash starts again, the page also has that start."""
-STATUS_LINES = 60
-"""Lines of its status, at most: one screen. Each of the five conditions that are always set takes six."""
+STATUS_LINES = 62
+"""Lines of its status, at most. Each of the five conditions that are always set takes six, and a rollback shows the last crash too."""
 
 
 async def run_demo(*arguments: str, checkout: Path = ROOT, environment: Mapping[str, str] = os.environ) -> tuple[int | None, str]:
