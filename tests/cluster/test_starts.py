@@ -125,7 +125,7 @@ async def test_a_stalled_start_is_reported_and_left_alone(served: Cluster, sim: 
         served,
         "Ready=False NoProgress",
         "stage: waiting for the readiness probe",
-        "To start again: `kubectl delete pod",
+        "`kubectl delete pod",
         "Warning NoProgress x1",
     )
     assert len(await served.list_all("Pod")) == 1
