@@ -274,9 +274,10 @@ def _yes(value: object) -> object:
 
 
 def files() -> dict[Path, str]:
+    supported = support()
     return {
-        DOCS / "support-matrix.md": support_matrix(support()),
-        DOCS / "support-matrix.json": json.dumps(support(), indent=2) + "\n",
+        DOCS / "support-matrix.md": support_matrix(supported),
+        DOCS / "support-matrix.json": json.dumps(supported, indent=2) + "\n",
         DOCS / "api-reference.md": api_reference(),
         DOCS / "conditions.md": conditions_reference(),
         DOCS / "signatures.md": signatures_reference(),
