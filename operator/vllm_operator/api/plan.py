@@ -197,6 +197,11 @@ class Plan(Model):
     )
 
     @property
+    def device(self) -> str:
+        """What each unit of the resource is, in words."""
+        return "MIG slice" if self.mig_profile is not None else "GPU"
+
+    @property
     def mig_profile(self) -> str | None:
         """Profile of the MIG slices, such as `1g.10gb`; None for whole GPUs."""
         profile = next((part.value for part in self.cache_key_parts if part.name == "migProfile"), None)

@@ -120,7 +120,7 @@ def _unschedulable(observed: Observation, view: PodFacts) -> dict[str, Any]:
         obstacle=found,
         tainted=say("unschedulable.tainted", obstacle=found) if found is not None else "",
         needed=plan.count if plan is not None else 0,
-        unit="MIG slice" if plan is not None and plan.mig_profile is not None else "GPU",
+        unit=plan.device if plan is not None else "GPU",
         serving=observed.serving if observed.serving < observed.wanted else 0,  # during a rollout, there may be one replica more
         gpu=gpu,
         gpu_today=gpu_today,

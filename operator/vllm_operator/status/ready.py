@@ -140,7 +140,7 @@ def _crash_in_short(observed: Observation, crashes: Crashes) -> str:
     if crash is None:
         return observed.messages.say("ready.ended", pod=crashes.in_force[0].view)
     plan, metadata = observed.outcome.plan, observed.resource.metadata
-    unit = "MIG slice" if plan is not None and plan.mig_profile is not None else "GPU"
+    unit = plan.device if plan is not None else "GPU"
     facts: dict[str, Any] = {"taken": _kept_devices(observed, crashes), "unit": unit, "metadata": metadata}
     return observed.messages.say("ready.crashed", crash=crash, serving=observed.serving, wanted=observed.wanted, **facts)
 
