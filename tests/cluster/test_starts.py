@@ -1,7 +1,7 @@
 """Starts that go well, slowly, or not at all, on a real API server: each is told by its conditions and events."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -129,38 +129,6 @@ async def test_a_stalled_start_is_reported_and_left_alone(served: Cluster, sim: 
         "Warning NoProgress x1",
     )
     assert len(await served.list_all("Pod")) == 1
-
-
-@pytest.fixture
-async def measured(served: Cluster) -> AsyncIterator[Cluster]:
-    """A cluster that measures what Pods use; here the API is a CRD, and a test writes the metrics."""
-    open_schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    version = {"name": "v1beta1", "served": True, "storage": True, "schema": {"openAPIV3Schema": open_schema}}
-    spec = {
-        "group": "metrics.k8s.io",
-        "scope": "Namespaced",
-        "names": {"plural": "pods", "singular": "pod", "kind": "PodMetrics"},
-        "versions": [version],
-    }
-    approved = {"api-approved.kubernetes.io": "unapproved, for a test"}
-    metadata = {"name": "pods.metrics.k8s.io", "annotations": approved}
-    await served.create({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": metadata, "spec": spec})
-    await served.wait_for("CustomResourceDefinition", "pods.metrics.k8s.io", lambda crd: "Established" in str(crd.get("status")))
-    yield served
-    await served.delete("CustomResourceDefinition", "pods.metrics.k8s.io")
-
-
-async def test_a_silent_start_that_uses_no_cpu_is_stalled_whatever_its_stage(
-    measured: Cluster, sim: Simulator, operator: OperatorProcess
-) -> None:
-    await sim.script(path="ok", pull="0", load="hold")
-    await measured.create(llama(measured.namespace, startup={"stallTimeoutSeconds": 30}))
-    pod = await the_running_pod(measured)
-    idle = {"name": "vllm", "usage": {"cpu": "1204211n", "memory": "9Gi"}}
-    await measured.create({"apiVersion": "metrics.k8s.io/v1beta1", "kind": "PodMetrics", "metadata": {"name": pod}, "containers": [idle]})
-    sim.log(pod).write(RUNNING + LOADING)  # a stage that may be silent for 15 minutes
-    told = await measured.wait_for("VLLMDeployment", "llama", has("Ready", "False", "NoProgress"), within=60)
-    assert "(stage: loading weights; limit: 30 s). It uses no CPU." in condition(told, "Ready")["message"]
 
 
 @pytest.mark.timeout(180)

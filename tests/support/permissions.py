@@ -11,7 +11,6 @@ OPTIONAL = (
     *permissions("patch", kube.REVISION),
     *permissions("get list patch", kube.EVENT),
     *permissions("list", kube.RESOURCE_SLICE, kube.NODE_POOL),
-    *permissions("get", kube.POD_METRICS),
     *permissions("get create delete", kube.JOB),
     *permissions("get list create patch delete", kube.CLAIM_TEMPLATE, kube.NETWORK_POLICY, kube.DISRUPTION_BUDGET, kube.AUTOSCALER),
 )

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_operator.api.reading import LIMIT, format_bytes, read_bytes, read_cores, read_count, read_mebibytes, read_quantity
+from vllm_operator.api.reading import LIMIT, format_bytes, read_bytes, read_count, read_mebibytes, read_quantity
 
 UNITS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 
@@ -50,7 +50,7 @@ def test_what_kubernetes_writes_is_read(value: Any, number: str) -> None:
 )
 def test_anything_else_is_no_quantity(value: Any) -> None:
     began = time.perf_counter()
-    readers = (read_quantity, read_bytes, read_mebibytes, read_cores, read_count)
+    readers = (read_quantity, read_bytes, read_mebibytes, read_count)
     assert [read(value) for read in readers] == [None] * len(readers)
     assert time.perf_counter() - began < 0.1
 
@@ -59,7 +59,7 @@ def test_anything_else_is_no_quantity(value: Any) -> None:
 def test_reading_never_raises(value: Any) -> None:
     number = read_quantity(value)
     assert number is None or 0 <= number < LIMIT
-    assert all((read(value) is None) == (number is None) for read in (read_bytes, read_mebibytes, read_cores))
+    assert all((read(value) is None) == (number is None) for read in (read_bytes, read_mebibytes))
     assert read_count(value) in (None, number)
 
 

@@ -166,12 +166,6 @@ def read_mebibytes(value: Any) -> int | None:
     return None if size is None else size // MEBIBYTE
 
 
-def read_cores(value: Any) -> float | None:
-    """Return a quantity of CPU in cores, such as 250m or the 1234567n of metrics, else None."""
-    number = read_quantity(value)
-    return None if number is None else float(number)
-
-
 def read_count(value: Any) -> int | None:
     """Return a whole quantity, such as a number of devices, else None."""
     number = read_quantity(value)

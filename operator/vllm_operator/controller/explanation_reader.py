@@ -1,10 +1,9 @@
-"""Read what explains the state of Pods: events, the CPU usage of silent starts, the requests of draining Pods, and Pods that keep a PVC.
+"""Read what explains the state of Pods: events, the requests of draining Pods, and Pods that keep a PVC.
 
 No watch covers these. They are read only for Pods that need an explanation, so usually not at all.
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,26 +12,18 @@ from itertools import zip_longest
 
 from vllm_operator.api import reading
 from vllm_operator.api.labels import CONTAINER
-from vllm_operator.api.reading import read_cores
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.caches.claims import ClaimHolder, find_holders, find_jobs, is_terminating
 from vllm_operator.caches.context import is_replica
 from vllm_operator.kube import client as kube
-from vllm_operator.kube.client import ClusterClient, ClusterError, Forbidden, LogRequest, Manifest, NotFound, Unavailable
+from vllm_operator.kube.client import ClusterClient, ClusterError, Forbidden, LogRequest, Manifest, NotFound
 from vllm_operator.kube.events import EventReader
 from vllm_operator.kube.recent import Recent
-from vllm_operator.logs.state import StartupState
-from vllm_operator.pods.view import Phase, PodView
-from vllm_operator.status.observation import DEFAULT_STALL_SECONDS, IDLE_CORES, DrainingPod, draining_until, last_sign, read_requests
+from vllm_operator.pods.view import PodView
+from vllm_operator.status.observation import DrainingPod, draining_until, read_requests
 
 HOLDERS_SECONDS = 15.0
 """Interval between reads of other Pods that keep a PVC, which no watch reports."""
-METRICS_MISSING_SECONDS = 300.0
-"""Delay until the metrics API is requested again after it was missing or forbidden."""
-METRICS_OUTAGE_SECONDS = 30.0
-"""Delay until the metrics API is requested again after it was unavailable, for example because metrics-server restarts."""
-BUSY_SECONDS = 300.0
-"""Maximum age of a measurement of a busy engine that replaces a missing one, so that an outage makes no start look stalled."""
 DRAIN_SECONDS = 10
 """Interval between reads of a draining Pod's log. vLLM logs the number of unfinished requests at the same interval."""
 DRAIN_WINDOW_SECONDS = 25
@@ -44,8 +35,6 @@ MAX_DRAINING = 8
 DRAIN_TIMEOUT_SECONDS = 5.0
 MAX_REMEMBERED = 1000
 
-States = Mapping[tuple[str, int], StartupState]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanations:
@@ -55,8 +44,6 @@ class Explanations:
     events: tuple[Manifest, ...]
     holders: Mapping[str, tuple[ClaimHolder, ...]]
     """The Pods that keep a PVC from being deleted, by the name of the PVC."""
-    cores: Mapping[str, float]
-    """CPUs in use by Pods whose start is silent, by UID."""
     draining: tuple[DrainingPod, ...]
     requeue_seconds: float | None
     """Seconds until the next read; None to wait for watch events."""
@@ -69,11 +56,10 @@ class ExplanationReader:
         self._client = client
         self._now = now
         self._events = EventReader(client, now=now)
-        self._cpu_usage = CpuUsage(client)
         self._drains: Recent[tuple[datetime, int | None]] = Recent(MAX_REMEMBERED)  # by uid of the Pod
 
     async def read(
-        self, resource: VLLMDeployment, pods: Sequence[PodView], claims: Sequence[Manifest], jobs: Sequence[Manifest], states: States
+        self, resource: VLLMDeployment, pods: Sequence[PodView], claims: Sequence[Manifest], jobs: Sequence[Manifest]
     ) -> Explanations:
         """Read about the Pods of a VLLMDeployment, its live PVCs, and its Jobs without a Pod.
 
@@ -89,7 +75,6 @@ class ExplanationReader:
             now=now,
             events=events,
             holders=holders,
-            cores=await self._cpu_usage.read(resource, pods, states, now),
             draining=draining,
             requeue_seconds=min((seconds for seconds in intervals if seconds is not None), default=None),
         )
@@ -138,52 +123,3 @@ class ExplanationReader:
                 if len(content) >= DRAIN_BYTES:
                     break
         return content[:DRAIN_BYTES].decode("utf-8", "replace").splitlines()
-
-
-class CpuUsage:
-    """Reads the CPU usage of Pods whose log is silent for longer than the user allows, from `metrics.k8s.io` (metrics-server)."""
-
-    def __init__(self, client: ClusterClient, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._client = client
-        self._clock = clock
-        self._retry_at = 0.0
-        self._busy: Recent[tuple[float, float]] = Recent(MAX_REMEMBERED)  # by UID of the Pod: CPUs, and the time of the measurement
-
-    async def read(self, resource: VLLMDeployment, pods: Iterable[PodView], states: States, now: datetime) -> Mapping[str, float]:
-        """Return the CPUs that the engines of silent starts use, by Pod UID, without Pods that have no metrics."""
-        startup = resource.spec.startup
-        allowed = timedelta(seconds=(startup.stall_timeout_seconds if startup else None) or DEFAULT_STALL_SECONDS)
-        found: dict[str, float] = {}
-        for pod in pods:
-            since = last_sign(pod, states.get(pod.run), now)
-            if pod.phase is not Phase.STARTING or since is None or now - since < allowed:
-                continue
-            cores = await self._read_pod(pod, resource.metadata.namespace)
-            if cores is not None:
-                found[pod.uid] = cores
-        return found
-
-    async def _read_pod(self, pod: PodView, namespace: str) -> float | None:
-        if self._clock() < self._retry_at:
-            return self._last_busy(pod.uid)
-        try:
-            metrics = await self._client.get(kube.POD_METRICS, pod.name, namespace)
-        except NotFound as error:
-            # The message names a Pod without metrics. If the API itself is missing, it names no Pod.
-            if pod.name not in str(error):
-                self._retry_at = self._clock() + METRICS_MISSING_SECONDS
-            return None
-        except ClusterError as error:
-            self._retry_at = self._clock() + (METRICS_OUTAGE_SECONDS if isinstance(error, Unavailable) else METRICS_MISSING_SECONDS)
-            return self._last_busy(pod.uid)
-        engine = reading.named(metrics, CONTAINER, "containers", key="name")
-        cores = read_cores(reading.mapping(engine, "usage").get("cpu"))
-        if cores is not None and cores >= IDLE_CORES:
-            self._busy.put(pod.uid, (cores, self._clock()))
-        else:
-            self._busy.drop(pod.uid)
-        return cores
-
-    def _last_busy(self, uid: str) -> float | None:
-        cores, at = self._busy.get(uid) or (None, 0.0)
-        return cores if self._clock() - at < BUSY_SECONDS else None

@@ -127,7 +127,7 @@ class Reporter:
         claims = result.claims | {child["metadata"]["name"]: child for child in applied.children if child["kind"] == CLAIM.kind}
         claim, weights = claims.get(decision.claim_name or ""), claims.get(decision.weights_claim_name or "")
         live = tuple(it for it in (claim, weights) if it is not None)
-        starts = await self.explanations.read(resource, snapshot.pods, live, result.jobs, states)
+        starts = await self.explanations.read(resource, snapshot.pods, live, result.jobs)
         # Pods can use an existing PVC whose change was refused.
         unchanged = [it for it in applied.refusals if it.kind == CLAIM.kind and claims.get(it.name) in live]
         errors = [str(it) for it in applied.refusals if it not in unchanged]
@@ -157,7 +157,6 @@ class Reporter:
             pod_events=starts.events,
             startups=states,
             unread_logs=self.logs.unread(snapshot.key),
-            cores=starts.cores,
             gpus=_gpus(snapshot),
             taints=_taints(snapshot, result),
             inventory=snapshot.inventory if isinstance(snapshot.inventory, Inventory) else None,

@@ -5,9 +5,7 @@ read from the previous status.
 
 A start is stalled if it shows no sign of progress for too long. A log line, a new stage and a new run are signs of progress. The limit is
 `spec.startup.stallTimeoutSeconds`, or the time for which the current stage is known to be silent if that is longer, because FlashInfer
-compiles for minutes without a log line. CPU use is more precise, if the cluster measures it. A start without CPU use gets no extra time for
-a silent stage. A start that uses CPU gets twice the limit, and not more, because processes that wait for each other (NCCL, shared memory)
-use CPU too.
+compiles for minutes without a log line. CPU use proves nothing: processes that wait for each other (NCCL, shared memory) use CPU too.
 
 The number of requests of a draining Pod is in its log: vLLM writes a line with the running and waiting requests every 10 s while it is not
 idle, in all versions from 0.11.0 to 0.33.0 (vllm/v1/metrics/loggers.py). The HTTP server cannot be asked: from 0.18 to 0.26 it accepts no
@@ -46,12 +44,6 @@ from vllm_operator.pods.view import EventLog, Phase, PodView, killed_by_probe, r
 from vllm_operator.status.knowledge import Knowledge, Messages, explain_end
 
 DEFAULT_STALL_SECONDS = 600
-IDLE_CORES = 0.05
-"""CPU use of an idle process. Python threads that wait for each other use less."""
-BUSY_FACTOR = 2
-"""Factor of the allowed silence for a start that uses CPU."""
-RECHECK_SECONDS = 60
-"""Interval between reads of the CPU use of a silent start. Metrics can be a minute old."""
 _NOT_STARTING = (Phase.CRASHED, Phase.FAILED, Phase.NODE_LOST, Phase.HUNG, Phase.NOT_RESPONDING, Phase.TERMINATING, Phase.READY)
 
 
@@ -93,8 +85,6 @@ class StallCheck:
     limit: int  # seconds of silence that are allowed after it
     deadline: datetime
     stalled: bool  # the deadline has passed
-    look_at: datetime  # when CPU use may change the result
-    is_idle: bool | None = None  # uses no CPU; None if unknown
 
 
 def last_sign(view: PodView, state: StartupState | None, now: datetime) -> datetime | None:
@@ -223,7 +213,6 @@ class Observation:
     pod_events: tuple[Manifest, ...] = ()  # about Pods, PVCs and Jobs; without them, some messages are less precise
     startups: Mapping[RunKey, StartupState] = field(default_factory=dict)  # from the logs of current and crashed runs
     unread_logs: Mapping[RunKey, UnreadLog] = field(default_factory=dict)
-    cores: Mapping[str, float] = field(default_factory=dict)  # CPUs in use by Pods whose start is silent, by UID, if measured
     gpus: Mapping[str, str] = field(default_factory=dict)  # GPU and driver by node, in words, of replicas on several nodes
     taints: Mapping[str, tuple[Taint, ...]] = field(default_factory=dict)  # by node with the planned GPUs, if a Pod waits for a node
     inventory: Inventory | None = None  # None if the GPUs are unknown
@@ -400,14 +389,11 @@ def _check_stall(observed: Observation, view: PodView, state: StartupState | Non
     since, now = last_sign(view, state, observed.now), observed.now
     if view.phase is not Phase.STARTING or view.container or since is None:
         return None
-    startup, cores = observed.resource.spec.startup, observed.cores.get(view.uid)
+    startup = observed.resource.spec.startup
     allowed = (startup.stall_timeout_seconds if startup else None) or DEFAULT_STALL_SECONDS
-    known = max(allowed, allowed_silence_seconds(stage, observed.knowledge.startup) or 0)
-    is_idle = None if cores is None else cores < IDLE_CORES
-    limit = known if is_idle is None else allowed if is_idle else BUSY_FACTOR * known
-    deadline, first_look = since + timedelta(seconds=limit), since + timedelta(seconds=allowed)
-    look_at = first_look if first_look > now or is_idle is None else now + timedelta(seconds=RECHECK_SECONDS)
-    return StallCheck(since=since, limit=limit, deadline=deadline, stalled=deadline <= now, look_at=look_at, is_idle=is_idle)
+    limit = max(allowed, allowed_silence_seconds(stage, observed.knowledge.startup) or 0)
+    deadline = since + timedelta(seconds=limit)
+    return StallCheck(since=since, limit=limit, deadline=deadline, stalled=deadline <= now)
 
 
 _LOGGED = re.compile(r"(?:(\d+) Engines Aggregated|Engine (\d+)): .{0,200}?\bRunning: (\d{1,9}) reqs, Waiting: (\d{1,9}) reqs")

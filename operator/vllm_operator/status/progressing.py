@@ -98,7 +98,7 @@ def _state_text(observed: Observation, view: PodFacts, block: StartupStatus | No
     if check is not None and check.stalled:
         left, decided = stall_restarts_left(observed), current(observed.resource)
         done = "restarting" if left or (decided and view.start_name in decided.stalled_pods) else "left" if left == 0 else ""
-        facts: dict[str, Any] = {"since": check.since, "limit_seconds": check.limit, "is_idle": check.is_idle, "done": done}
+        facts: dict[str, Any] = {"since": check.since, "limit_seconds": check.limit, "done": done}
         return observed.messages.fit("pod.Stalled", shrink=("text",), pod=view, text=describe(observed, view, briefly=True), **facts)
     text = describe(observed, view, block)
     facts = _unschedulable(observed, view) if view.phase is Phase.UNSCHEDULABLE else {}

@@ -149,10 +149,8 @@ def _deadlines(observed: Observation, crashes: Crashes) -> Iterator[datetime | N
     for view in observed.starting:
         yield startup.silence_begins(observed, view)
         yield counts_as_crash_at(observed, view)
-        stall_check = view.stall_check
-        if stall_check is not None:
-            yield stall_check.deadline
-            yield stall_check.look_at
+        if view.stall_check is not None:
+            yield view.stall_check.deadline
 
 
 def _seconds_to_next_try(observed: Observation) -> float:
