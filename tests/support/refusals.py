@@ -33,6 +33,7 @@ def mig(**fields: Any) -> dict[str, Any]:
 
 GPU = "GPU-7f57f032-34ab-a064-c37c-7a4f75601cc5"
 UUID = "MIG-8949ea7d-9166-53ce-9bac-6c58262addf9"
+PLUGIN = {"allocation": "DevicePlugin"}
 
 REFUSALS = (
     Refusal("no model", {"model": None}, ("spec.model: Required value",)),
@@ -91,11 +92,11 @@ REFUSALS = (
     Refusal("no MIG slice, but a profile", {"accelerator": mig(mode="Disabled", profile="1g.10gb")}, ("or set mode to Enabled",)),
     Refusal("a MIG profile in capitals", {"accelerator": mig(profile="1G.10GB")}, ("such as 1g.10gb",)),
     Refusal("a MIG profile as a resource", {"accelerator": mig(profile="nvidia.com/mig-1g.10gb")}, ("without nvidia.com/mig-",)),
-    Refusal("the UUID of a whole GPU", {"accelerator": mig(uuids=["GPU-1"]) | {"allocation": "DRA"}}, ("starts with MIG-",)),
-    Refusal("a MIG UUID with the device plugin", {"accelerator": mig(uuids=[UUID])}, ("only with allocation: DRA", "use mig.profile")),
-    Refusal("fewer MIG UUIDs than replicas", {"accelerator": mig(uuids=[UUID]) | {"allocation": "DRA"}, "replicas": 2}, ("fewer UUIDs",)),
-    Refusal("a GPU UUID with the device plugin", {"accelerator": {"uuids": [GPU]}}, ("only with allocation: DRA", "nodeSelector")),
-    Refusal("the UUID of a slice as a GPU", {"accelerator": {"uuids": [UUID], "allocation": "DRA"}}, ("starts with GPU-",)),
+    Refusal("the UUID of a whole GPU", {"accelerator": mig(uuids=["GPU-1"])}, ("starts with MIG-",)),
+    Refusal("a MIG UUID with the device plugin", {"accelerator": mig(uuids=[UUID]) | PLUGIN}, ("only with DRA", "use mig.profile")),
+    Refusal("fewer MIG UUIDs than replicas", {"accelerator": mig(uuids=[UUID]), "replicas": 2}, ("fewer UUIDs",)),
+    Refusal("a GPU UUID with the device plugin", {"accelerator": {"uuids": [GPU], **PLUGIN}}, ("only with DRA", "nodeSelector")),
+    Refusal("the UUID of a slice as a GPU", {"accelerator": {"uuids": [UUID]}}, ("starts with GPU-",)),
     Refusal("GPUs and slices at once", {"accelerator": mig(profile="1g.10gb") | {"uuids": [GPU], "allocation": "DRA"}}, ("not both",)),
     Refusal(
         "fewer GPU UUIDs than GPUs",

@@ -165,7 +165,7 @@ CRASHES = {
         "Ready",
         "False",
         "Unschedulable",
-        ("No node fits Pod vllm-a-x1: 0/3 nodes are available: 3 cannot allocate all claims. Remove the cause or add a node.",),
+        ("0/3 nodes are available: 3 cannot allocate all claims. Each replica needs 8 GPUs", "Scale something down or add a node."),
     ),
     "a node without room": Situation(
         o.observe(o.pod(phase="Failed", reason="OutOfnvidia.com/gpu", message="requested: 1, used: 8, capacity: 8")),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from support.claims import in_dra_mode
 from support.gpus import inventory_of, real_node
 from support.operators import controlled_by_deployment
 from vllm_operator.__main__ import PLUGIN_COMMANDS, add_arguments, kubectl_plugin
@@ -103,6 +104,17 @@ def test_devices_of_nodes_that_take_no_pods_are_not_free() -> None:
     assert "NVIDIA H200 141GB (sm_90): 0 of 8 free, 8 unavailable" in page
     assert "Unavailable: h200-0 (it is not ready). See kubectl describe node h200-0." in page
     assert "Unavailable: l40s-0 (it is cordoned). If nobody repairs it: kubectl uncordon l40s-0." in page
+
+
+def test_the_users_of_claimed_devices_are_named() -> None:
+    node, published = in_dra_mode(real_node("h100-sxm"))
+    inventory, mine = inventory_of(node, slices=(published,)), pod("llama-1", owned=True, gpus=0)
+    mine["metadata"]["uid"] = "uid-1"
+    claimed = {"uid-1": frozenset({"h100-sxm-0/gpu-0", "h100-sxm-0/gpu-1"}), "": frozenset({"h100-sxm-0/gpu-5"})}
+    [row] = rows_of(inventory, [mine], GPUS, claimed)
+    assert (row["used"], row["free"], row["usedBy"]) == (3, 5, {"lab/llama": 2, "a ResourceClaim": 1})
+    assert "NVIDIA H100 80GB (sm_90): 5 of 8 free" in plain(gpus_page(inventory, [mine], GPUS, claimed, width=100))
+    assert "may not list the ResourceClaims" in plain(gpus_page(inventory, [mine], GPUS, width=100))
 
 
 def test_all_users_are_named_where_that_is_asked_for() -> None:

@@ -55,5 +55,5 @@ def test_weights_in_the_memory_of_the_host_are_requested() -> None:
 
 
 def test_a_claim_for_devices_stands_beside_the_requests() -> None:
-    plan = made(deployment(), real_node("h100-sxm"))
-    assert resources(plan, accelerator={"allocation": "DRA"}) == {"requests": {"cpu": "2", "memory": "6Gi"}, "claims": [{"name": "gpu"}]}
+    plan = made(deployment(), real_node("h100-sxm")).model_copy(update={"resource": "gpu.nvidia.com"})
+    assert resources(plan) == {"requests": {"cpu": "2", "memory": "6Gi"}, "claims": [{"name": "gpu"}]}

@@ -184,7 +184,7 @@ def test_one_of_several_is_chosen_by_name(files: Any, capsys: pytest.CaptureFixt
         ("", "contains no VLLMDeployment"),
         ("\0", "not valid YAML"),
         (yaml.safe_dump(manifest(acelerator={})), "did you mean accelerator?"),
-        (yaml.safe_dump(manifest(accelerator={"mig": {"uuids": ["MIG-1"]}})), "only with allocation: DRA"),
+        (yaml.safe_dump(manifest(accelerator={"uuids": ["GPU-1"], "allocation": "DevicePlugin"})), "only with DRA"),
         (yaml.safe_dump(manifest(cache={"claimName": "a", "volume": {}})), "not both"),
         (yaml.safe_dump(manifest(replicas="two")), "spec.replicas"),
         (yaml.safe_dump({**manifest(), "apiVersion": "vllm-operator.dev/v2"}), "must be vllm-operator.dev/v1alpha1"),

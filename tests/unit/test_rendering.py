@@ -33,6 +33,7 @@ PLAN = Plan.model_validate(
         "deadlineSeconds": 901,
     }
 )
+OF_CLAIMS = PLAN.model_copy(update={"resource": "gpu.nvidia.com"})
 
 
 def resource(spec: dict[str, Any] | None = None, **metadata: Any) -> VLLMDeployment:
@@ -187,8 +188,7 @@ def test_a_named_claim_is_used_and_not_rendered() -> None:
 
 
 def test_the_order_is_the_order_of_need() -> None:
-    spec = {"accelerator": {"allocation": "DRA"}}
-    assert [manifest["kind"] for manifest in render(resource(spec), PLAN)] == [
+    assert [manifest["kind"] for manifest in render(resource(), OF_CLAIMS)] == [
         "PersistentVolumeClaim",
         "Service",
         "ResourceClaimTemplate",
@@ -197,14 +197,14 @@ def test_the_order_is_the_order_of_need() -> None:
 
 
 def test_a_changed_device_request_gets_a_template_of_its_own_because_templates_cannot_be_changed() -> None:
-    spec = {"accelerator": {"allocation": "DRA"}}
-    names = {rendered("ResourceClaimTemplate", spec, PLAN.model_copy(update={"count": count}))["metadata"]["name"] for count in (1, 2)}
+    plans = (OF_CLAIMS.model_copy(update={"count": count}) for count in (1, 2))
+    names = {rendered("ResourceClaimTemplate", None, plan)["metadata"]["name"] for plan in plans}
     assert len(names) == 2
 
 
 def test_gpus_come_from_a_claim_or_from_the_device_plugin_never_both() -> None:
     assert engine()["resources"] == {"limits": {"nvidia.com/gpu": "1"}}
-    assert engine({"accelerator": {"allocation": "DRA"}})["resources"] == {"claims": [{"name": "gpu"}]}
+    assert engine(plan=OF_CLAIMS)["resources"] == {"claims": [{"name": "gpu"}]}
 
 
 def test_a_token_is_a_file_of_the_users_secret_and_neither_in_the_manifest_nor_in_the_environment() -> None:

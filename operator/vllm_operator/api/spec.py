@@ -100,7 +100,7 @@ InterfaceName = Annotated[
 ResourceName = Annotated[
     str, form(253, r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$", "write an extended resource as in `kubectl describe node`, for example rdma/hca")
 ]
-Allocation = Literal["DevicePlugin", "DRA"]
+Allocation = Literal["Auto", "DevicePlugin", "DRA"]
 """Mechanism by which a Pod requests GPUs."""
 Toggle = Literal["Enabled", "Disabled"]
 """An enum instead of a boolean, because more values may follow."""
@@ -297,7 +297,7 @@ class MigSpec(Model):
     model_config = ConfigDict(json_schema_extra=checked_by("mig"))
     mode: Toggle | None = optional("Enabled: only MIG slices. Disabled: only whole GPUs. Default: Enabled if `profile` or `uuids` is set.")
     profile: MigProfile | None = optional("MIG profile, for example 1g.10gb.")
-    uuids: list[MigUUID] | None = optional("Use only these MIG devices. Requires `allocation: DRA`.", LIST_SET, min_length=1, max_length=64)
+    uuids: list[MigUUID] | None = optional("Use only these MIG devices. They are requested by DRA.", LIST_SET, min_length=1, max_length=64)
 
 
 class AcceleratorSpec(Model):
@@ -320,8 +320,11 @@ class AcceleratorSpec(Model):
         "Whether to use MIG slices, and which. Default: whole GPUs, and for replicas with one GPU also MIG slices on which the model "
         "fits. An entry in `products` without the suffix of a slice is the whole GPU."
     )
-    uuids: list[GpuUUID] | None = optional("Use only these whole GPUs. Requires `allocation: DRA`.", LIST_SET, min_length=1, max_length=64)
-    allocation: Allocation | None = optional("DevicePlugin: extended resources. DRA: dynamic resource allocation. Default: DevicePlugin.")
+    uuids: list[GpuUUID] | None = optional("Use only these whole GPUs. They are requested by DRA.", LIST_SET, min_length=1, max_length=64)
+    allocation: Allocation | None = optional(
+        "DevicePlugin: extended resources. DRA: dynamic resource allocation. Auto: as the nodes offer their GPUs: by a device plugin, or "
+        "without one by ResourceSlices; with `uuids`, DRA. Default: Auto."
+    )
     runtime_class_name: Name | None = optional(
         "RuntimeClass of the Pods. Required if the NVIDIA runtime is not the default runtime of the nodes."
     )
@@ -332,6 +335,13 @@ class AcceleratorSpec(Model):
         if self.uuids:
             return False
         return None if self.mig is None else self.mig.mode != "Disabled"
+
+    @property
+    def claims(self) -> bool | None:
+        """Whether the GPUs are requested by DRA; None if that depends on the node."""
+        if self.allocation in ("DevicePlugin", "DRA"):
+            return self.allocation == "DRA"
+        return True if self.uuids or (self.mig and self.mig.uuids) else None
 
     @property
     def is_limited(self) -> bool:

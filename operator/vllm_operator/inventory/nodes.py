@@ -161,7 +161,7 @@ class _Node:
             return []
         host = self.labels.get(HOST_LABEL) or read.pool.host
         pool = replace(read.pool, host=host, problems=self._problems(read.product_label or ""), nodes=(self.name,))
-        claimable = self._claimable(pool)
+        claimable = [replace(each, has_plugin=bool(resources)) for each in self._claimable(pool)]
         if not resources and claimable:
             return claimable
         pool = self._with_devices(pool)

@@ -72,6 +72,7 @@ SHARED_GPU_RESOURCE = "nvidia.com/gpu.shared"
 MIG_RESOURCE_PREFIX = "nvidia.com/mig-"
 GPU_DEVICE_CLASS = "gpu.nvidia.com"
 MIG_DEVICE_CLASS = "mig.nvidia.com"
+DEVICE_CLASSES = (GPU_DEVICE_CLASS, MIG_DEVICE_CLASS)
 Usage = Mapping[tuple[str, str], int]
 """Devices in use by node and extended resource."""
 
@@ -92,8 +93,9 @@ class Pool:
 
     `architecture` is such as `sm_90`; `product` is as in nvidia.com/gpu.product, without the suffixes for MIG slices and sharing.
     `memory_mebibytes` is that of one GPU or MIG slice (always unknown on GB10), `count` the number of devices on each node. `resource` is
-    an extended resource, or a device class if the devices are requested with a ResourceClaim (`claims`). `mig_profile`, such as `1g.10gb`,
-    is None for whole GPUs. `shared`: several Pods share a device by time-slicing or MPS; `time_slices` is their number with time-slicing.
+    an extended resource, or a device class if the devices are requested with a ResourceClaim (`claims`). `has_plugin`: a device plugin also
+    offers the GPUs of these nodes, and knows nothing of ResourceClaims. `mig_profile`, such as `1g.10gb`, is None for whole GPUs. `shared`:
+    several Pods share a device by time-slicing or MPS; `time_slices` is their number with time-slicing.
     `host` is as in kubernetes.io/arch, `cuda` the highest version that the driver supports, and `upgrade_label` the label with its major.
     `labels` are common to all nodes, and identify the GPU. `problems`: why the nodes are unavailable. `devices` are node and identity (see
     `Device`) of each device for ResourceClaims. `provider` is the source of nodes that do not exist yet, for example `NodePool gpu`.
@@ -105,6 +107,7 @@ class Pool:
     count: int = 0
     resource: str = GPU_RESOURCE
     claims: bool = False
+    has_plugin: bool = False
     mig_profile: str | None = None
     shared: bool = False
     host: str | None = None

@@ -398,7 +398,10 @@ class _FreshPlan:
         if parallel.expert:
             sizes["expert"] = "Enabled"
         sized = spec.model_copy(update={"parallelism": (spec.parallelism or ParallelismSpec()).model_copy(update=sizes)})
-        rule_input = describe_rule_input(sized, version, premises.facts, target.pool.architecture, mig_profile=target.pool.mig_profile)
+        pool = target.pool
+        rule_input = describe_rule_input(
+            sized, version, premises.facts, pool.architecture, mig_profile=pool.mig_profile, claims=pool.claims
+        )
         model = model_facts.model_name(spec.model).rpartition("/")[2][: explanations.MODEL_NAME_LIMIT] or "The model"
         return choose_backends(
             version, rule_input, self.catalog.rules, spec.backends, model=model, allow_unsupported=self._allows_unsupported
@@ -449,6 +452,7 @@ class _FreshPlan:
             *model_facts.notes_about(facts, self.files),
             *self.translation.notes,
             *overridden,
+            *targets.notes_about_claims(target.pool, ranking.accelerator),
             *notes_of(Severity.INFO, about_unknown_size(resource, weights, weight_bytes)),
             *((target.fit.note,) if target.fit.note else ()),  # nearly every plan has it, and nothing is to be done about it
         ]

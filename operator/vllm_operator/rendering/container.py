@@ -117,7 +117,7 @@ def render_environment(planned: Iterable[Variable], given: Sequence[Variable]) -
 def _resources(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
     asked = plan.requests.to_json()
     resources: dict[str, Any] = {"requests": asked} if asked else {}
-    if uses_dra(resource):
+    if uses_dra(plan):
         resources["claims"] = [{"name": CLAIM_REQUEST}]
     elif plan.count:
         resources["limits"] = {plan.resource: str(plan.count)}

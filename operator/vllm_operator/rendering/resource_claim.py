@@ -14,20 +14,21 @@ from vllm_operator.api.resource import VLLMDeployment, metadata_of
 from vllm_operator.api.spec import AcceleratorSpec, MigSpec
 from vllm_operator.catalog.gpus import capability_of
 from vllm_operator.inventory.devices import UNKNOWN_PROFILE
+from vllm_operator.inventory.pools import DEVICE_CLASSES
 
 DRIVER = "gpu.nvidia.com"
 REQUEST = "gpu"
 _ATTRIBUTES = f"device.attributes['{DRIVER}']"
 
 
-def uses_dra(resource: VLLMDeployment) -> bool:
+def uses_dra(plan: Plan) -> bool:
     """Return whether the Pods get their GPUs by dynamic resource allocation."""
-    return resource.spec.accelerator is not None and resource.spec.accelerator.allocation == "DRA"
+    return plan.resource in DEVICE_CLASSES
 
 
 def render_resource_claim_template(resource: VLLMDeployment, plan: Plan) -> dict[str, Any] | None:
     """Render the template; None if the device plugin allocates the GPUs. A template is immutable, so its name contains a digest."""
-    if not uses_dra(resource):
+    if not uses_dra(plan):
         return None
     exactly: dict[str, Any] = {"deviceClassName": plan.resource, "count": plan.count}
     if expressions := _expressions(resource, plan):

@@ -168,6 +168,7 @@ def _all_serve(observed: Observation) -> Verdict:
 _MISFITS = (
     ("untolerated taint", "unschedulable.unknown_taint"),
     ("Insufficient nvidia.com", "unschedulable.gpus"),
+    ("cannot allocate all claims", "unschedulable.gpus"),
     ("Insufficient cpu", "unschedulable.cpu_or_memory"),
     ("Insufficient memory", "unschedulable.cpu_or_memory"),
 )

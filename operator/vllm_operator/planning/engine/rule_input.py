@@ -48,9 +48,18 @@ WITH_FLAG = (0, 17, 0)
 
 
 def describe_rule_input(
-    spec: VLLMDeploymentSpec, version: ResolvedVersion, facts: ResolvedFacts, architecture: str | None, *, mig_profile: str | None = None
+    spec: VLLMDeploymentSpec,
+    version: ResolvedVersion,
+    facts: ResolvedFacts,
+    architecture: str | None,
+    *,
+    mig_profile: str | None = None,
+    claims: bool = False,
 ) -> RuleInput:
-    """Describe a VLLMDeployment on GPUs of an architecture. `mig_profile` is that of the planned slices; default: that in the spec."""
+    """Describe a VLLMDeployment on GPUs of an architecture. `mig_profile` is that of the planned slices; default: that in the spec.
+
+    `claims`: the GPUs are requested by DRA.
+    """
     parallelism, accelerator = spec.parallelism or ParallelismSpec(), spec.accelerator
     overrides = read_overrides(spec).expanded(version.table)
     arguments = {name: value or "" for name, value in overrides.arguments.items()}
@@ -91,7 +100,7 @@ def describe_rule_input(
         uneven_experts=_uneven(facts.experts, tensor * data) if expert else False,
         optimize_for=(spec.backends and spec.backends.optimize_for) or "Throughput",
         distribution=version.distribution,
-        allocation=(accelerator and accelerator.allocation) or "DevicePlugin",
+        allocation="DRA" if claims else "DevicePlugin",
         mig=bool(profile or (accelerator and accelerator.sliced)),
         tensor=tensor,
         pipeline=_size(parallelism.pipeline, arguments, "--pipeline-parallel-size", "-pp"),

@@ -80,7 +80,7 @@ def _asked(request: Request, gpus: GPUs, *, whole: bool = False) -> str:
         asked += f" of product {' or '.join(wanted.products)}"
     if uuids := wanted.uuids or (wanted.mig and wanted.mig.uuids):
         asked += f" with UUID {few(uuids, NAMES_LIMIT)}"
-    if wanted.allocation == "DRA":
+    if wanted.claims:
         asked += " for dynamic resource allocation"
     labels = [f"{key}={value}" for key, value in sorted(request.selector.items())]
     return asked + (f" on nodes with labels {few(labels, NAMES_LIMIT)}" if labels else "")
@@ -152,7 +152,8 @@ def _remedy(nearest: Rejection, request: Request, rejections: Sequence[Rejection
         case Obstacle.PRODUCT:
             return f"Correct spec.accelerator.products{_products(rejections, wanted, count)}, or remove it."
         case Obstacle.ALLOCATION:
-            return say("remedy.allocation-dra") if wanted.allocation == "DRA" else say("remedy.allocation")
+            field = "allocation" if wanted.allocation == "DRA" else "uuids" if wanted.uuids else "mig.uuids"
+            return say("remedy.allocation-dra", field=f"spec.accelerator.{field}") if wanted.claims else say("remedy.allocation")
         case Obstacle.SLICED if count > 1:
             return say("remedy.sliced-several", count=count)
         case Obstacle.SLICED:

@@ -24,6 +24,7 @@ from vllm_operator.inventory.pools import GPU_TAINT, Inventory, Pool, Source
 from vllm_operator.planning.engine.image import ImageFit, ImageOption, fit_image, show_version
 from vllm_operator.planning.placement.fitting import FitResult, Headroom, Sizing
 from vllm_operator.sizing.parallelism import Shape
+from vllm_operator.text.wording import few
 
 DEFAULT_TOLERATIONS: tuple[Mapping[str, Any], ...] = ({"key": GPU_TAINT, "operator": "Exists"},)
 """Tolerations of every Pod of a plan: clouds taint their GPU nodes with this key and different values."""
@@ -91,6 +92,9 @@ class Rank(IntEnum):
 
 WAITS = (Rank.PARTLY, Rank.WAITING)
 GIBIBYTE = 1024 * MEBIBYTE
+NAME_LABEL = "kubernetes.io/hostname"
+NAMES_LIMIT = 64
+"""Maximum number of values of a node requirement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +196,7 @@ def _free_devices(request: Request, inventory: Inventory) -> Mapping[Alike, Mapp
     closed = {taints for taints in set(inventory.taints.values()) if not all(taint.is_tolerated(tolerated) for taint in taints)}
     found: dict[Alike, dict[str, int]] = {}
     for pool in inventory.pools:
-        if pool.provider is not None or pool.problems:
+        if pool.provider is not None or pool.problems or not _is_requestable(pool, request.accelerator):
             continue
         taken = Counter(node for node, device in pool.devices if device in (inventory.allocated or ()))
         free = found.setdefault(_alike(pool), {})
@@ -249,7 +253,7 @@ def _obstacle(pool: Pool, request: Request, inventory: Inventory) -> Obstacle | 
     checks = (
         (not wanted.architectures or pool.architecture in wanted.architectures, unlisted),
         (_product_place(pool, wanted.products) is not None, Obstacle.PRODUCT),
-        (pool.claims == (wanted.allocation == "DRA"), Obstacle.ALLOCATION),
+        (_is_requestable(pool, wanted), Obstacle.ALLOCATION),
         (pool.mig_profile is None or request.allows_slice(pool), Obstacle.SLICED),
         (pool.mig_profile is not None or not wanted.sliced, Obstacle.NOT_SLICED),
         (not profile or _profile_key(profile) == _profile_key(pool.mig_profile or ""), Obstacle.PROFILE),
@@ -261,6 +265,11 @@ def _obstacle(pool: Pool, request: Request, inventory: Inventory) -> Obstacle | 
         (any(inventory.has_labels(node, request.selector) for node in pool.nodes), Obstacle.SELECTOR),
     )
     return next((obstacle for passed, obstacle in checks if not passed), None)
+
+
+def _is_requestable(pool: Pool, wanted: AcceleratorSpec) -> bool:
+    """Return whether devices of a pool are requested as the spec wants. Without a wish, a node with a device plugin gets no claims."""
+    return not (pool.claims and pool.has_plugin) if wanted.claims is None else pool.claims == wanted.claims
 
 
 def _order(pool: Pool, fit: ImageFit, request: Request, gpus: GPUs) -> tuple[object, ...]:
@@ -280,6 +289,7 @@ def _order(pool: Pool, fit: ImageFit, request: Request, gpus: GPUs) -> tuple[obj
         gpus.rank(pool.architecture),  # the most capable first
         not fit.clean,  # a driver that runs the image without restrictions
         -(pool.memory_mebibytes or 0),
+        pool.claims,
         -len(pool.nodes),
         pool.nodes,
         pool.resource,
@@ -342,6 +352,8 @@ def node_requirements(pool: Pool, inventory: Inventory, fit: ImageFit) -> list[N
     """Return the node affinity for the pool, from labels of its nodes."""
     requirements = [NodeRequirement(key=HOST_LABEL, operator="In", values=[pool.host])] if pool.host else []
     requirements += [NodeRequirement(key=key, operator="In", values=[value]) for key, value in pool.labels]
+    if pool.claims and not pool.has_plugin and (others := _claimable_beside_plugin(pool, inventory)):
+        requirements.append(NodeRequirement(key=NAME_LABEL, operator="NotIn", values=others))
     if pool.mig_profile is None and not pool.claims:
         # With the MIG strategy `single`, a slice has the resource name of a whole GPU.
         requirements.append(NodeRequirement(key=SLICES, operator="DoesNotExist"))
@@ -351,6 +363,12 @@ def node_requirements(pool: Pool, inventory: Inventory, fit: ImageFit) -> list[N
     if pool.upgrade_label and pool.cuda and older:
         requirements.append(NodeRequirement(key=pool.upgrade_label, operator="In", values=[str(pool.cuda[0])]))
     return requirements
+
+
+def _claimable_beside_plugin(pool: Pool, inventory: Inventory) -> list[str]:
+    """Return nodes that a claim for these devices could get, and whose device plugin does not know of claims, by hostname."""
+    nodes = {node for other in inventory.pools if other.has_plugin and _alike(other) == _alike(pool) for node in other.nodes}
+    return sorted(inventory.labels.get(node, {}).get(NAME_LABEL, node) for node in nodes)[:NAMES_LIMIT]
 
 
 def _is_too_small(pool: Pool, request: Request) -> bool:
@@ -375,3 +393,11 @@ def notes_about_gpu(pool: Pool, fit: ImageFit, request: Request, inventory: Inve
     if exists and pool.cuda is None and pool.driver is None and fit.option.cuda is not None:
         notes.append(note("gpu.unknown-driver", image=fit.option.image, cuda=show_version(fit.option.cuda)))
     return notes
+
+
+def notes_about_claims(pool: Pool, wanted: AcceleratorSpec) -> list[Note]:
+    """Return why the GPUs are requested by DRA, if the spec leaves that to the operator."""
+    if not pool.claims or wanted.claims is not None:
+        return []
+    nodes = f"nodes {few(pool.nodes, 3)} have" if len(pool.nodes) > 1 else f"node {pool.nodes[0]} has"
+    return [note("gpu.claims", nodes=nodes)]
