@@ -4,6 +4,8 @@ import copy
 import hashlib
 from typing import Any
 
+import yaml
+
 from vllm_operator.inventory.node_labels import split_product
 
 Manifest = dict[str, Any]
@@ -49,6 +51,18 @@ def in_dra_mode(node: Manifest) -> tuple[Manifest, Manifest]:
     slices = {"driver": DRIVER, "nodeName": name, "pool": pool, "devices": devices}
     metadata = {"name": f"{name}-{DRIVER}"}
     return bare, {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": metadata, "spec": slices}
+
+
+def with_uuids(manifest: Manifest, slices: tuple[Manifest, ...]) -> Manifest:
+    """The manifest with UUIDs of devices that there are, if it names some."""
+    text = yaml.safe_dump(manifest)
+    for kind, node in (("GPU", "gpu-h200-0"), ("MIG", "gpu-h100-mig-single-0")):
+        named = [word for word in text.split() if word.startswith(f"{kind}-")]
+        own = next(each["spec"]["devices"] for each in slices if each["spec"]["nodeName"] == node)
+        for uuid, device in zip(named, reversed(own), strict=False):  # the scheduler gives the first ones to others
+            text = text.replace(uuid, device["attributes"]["uuid"]["string"])
+    changed: Manifest = yaml.safe_load(text)
+    return changed
 
 
 def _device(node: str, number: int, product: str, profile: str | None, memory: str | None, labels: dict[str, str]) -> Manifest:

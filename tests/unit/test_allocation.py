@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from support.claims import in_dra_mode, uuid_of
+from support.claims import in_dra_mode, uuid_of, with_uuids
 from support.gpus import machines_of_the_examples, real_node
 from support.plans import deployment, made, planned, refusal
 from vllm_operator.api.labels import KIND
@@ -113,18 +113,6 @@ def test_every_example_has_the_same_plan_where_the_gpus_are_only_in_resource_sli
     by_plugin = planned(resource, *nodes).plan
     if by_plugin is not None:  # none for UUIDs
         assert engine_of(outcome.plan) == engine_of(by_plugin)
-
-
-def with_uuids(manifest: Manifest, slices: tuple[Manifest, ...]) -> Manifest:
-    """The manifest with UUIDs of devices that there are, if it names some."""
-    text = yaml.safe_dump(manifest)
-    for kind, node in (("GPU", "gpu-h200-0"), ("MIG", "gpu-h100-mig-single-0")):
-        named = [word for word in text.split() if word.startswith(f"{kind}-")]
-        own = next(each["spec"]["devices"] for each in slices if each["spec"]["nodeName"] == node)
-        for uuid, device in zip(named, own, strict=False):
-            text = text.replace(uuid, device["attributes"]["uuid"]["string"])
-    changed: Manifest = yaml.safe_load(text)
-    return changed
 
 
 def engine_of(plan: Plan) -> Manifest:

@@ -43,7 +43,7 @@ from vllm_operator.caches.jobs import (
     render_pod_spec,
     render_program,
 )
-from vllm_operator.catalog.caches import Caches
+from vllm_operator.catalog.caches import STARTUP_PLAN, Caches
 from vllm_operator.catalog.paths import ARTIFACT_SECRET_ROOT, CACHE_ROOT, PACKED_ROOT
 from vllm_operator.pods.tools import operator_container, with_tools
 from vllm_operator.pods.view import Phase, PodView
@@ -145,6 +145,7 @@ def _settings(resource: VLLMDeployment, plan: Plan, engine: Mapping[str, Any]) -
         (str(entry.get("name")), str(entry.get("value") or ""))
         for entry in reading.objects(engine, "env")
         if str(entry.get("name")).startswith("VLLM_") and "valueFrom" not in entry and "KEY" not in str(entry.get("name"))
+        if entry.get("name") != STARTUP_PLAN
     )
     return [plan.model, resource.spec.model.revision or "", words, variables]
 

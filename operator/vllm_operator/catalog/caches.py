@@ -8,7 +8,7 @@ Two Pods that fill one empty cache at once usually both come up (measured with v
 versions with a known race, and to cases in which repeated compilation in every Pod is a waste.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar
 
@@ -20,6 +20,10 @@ from vllm_operator.api.plan import PlannedVariable
 from vllm_operator.api.spec import Distribution
 from vllm_operator.catalog.entry import Entry, Sourced, Specifiers
 from vllm_operator.catalog.paths import CACHE_ROOT, WEIGHTS_ROOT
+from vllm_operator.catalog.versions import VersionTable
+
+STARTUP_PLAN = "VLLM_ENABLE_STARTUP_PLAN"
+"""Variable for plans of starts. It is no part of vLLM's own cache keys."""
 
 
 class CacheVariable(Entry):
@@ -93,6 +97,18 @@ class KeyedArgument(Sourced):
     because: str
 
 
+class StartupPlan(Sourced):
+    """When later starts take over the size of the KV cache that an earlier one has measured: without the flags in `unless`."""
+
+    unless: frozenset[str]
+    because: str
+
+    def variables(self, flags: Iterable[str], table: VersionTable | None) -> tuple[PlannedVariable, ...]:
+        """Return the variable for a command line with these flags; none if the version does not know it."""
+        is_safe = table is not None and table.knows_variable(STARTUP_PLAN) and self.unless.isdisjoint(flags)
+        return (PlannedVariable(name=STARTUP_PLAN, value="1", reason=self.because),) if is_safe else ()
+
+
 class PublishedCaches(Sourced):
     """The parts of the caches that are published as an artifact.
 
@@ -112,6 +128,7 @@ class Caches(Entry):
     weights: WeightsCache
     per_pod_values: PerPodValues
     keyed: tuple[KeyedArgument, ...] = Field(alias="keyedArguments")
+    startup_plan: StartupPlan
     artifact: PublishedCaches
 
     @model_validator(mode="after")

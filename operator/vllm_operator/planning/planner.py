@@ -421,13 +421,16 @@ class _FreshPlan:
         of_caches = self.catalog.caches.variables_of(version.version, version.distribution)
         of_start = [*serving.plan_patience(deadline, version.table), serving.plan_stacks()]
         of_start += groups.group_variables(resource.spec) if nodes else []
-        env = overrides.keep_first([*decision.env, *compatibility, *of_caches, *of_start])
         own = serving.engine_arguments(resource.spec, version, premises.shape.parallel, chosen=chosen.sized, length=length)
         drain = serving.plan_drain(resource.spec, premises.overrides, version)
         adapters = plan_adapters(resource.spec, self.files.adapters, version.table, self.pinned if self.in_force else None)
         shared = time_slicing_arguments(target.pool, self.catalog.memory, version.version)
         between = groups.group_arguments(deadline, version, data=premises.shape.parallel.data) if nodes else []
         args = overrides.keep_first([*own, *between, *shared, *adapters.arguments, *drain.arguments, *decision.args])
+        if not premises.overrides.replaces_arguments:
+            flags = {*(each.name for each in args), *premises.overrides.arguments}
+            of_start += self.catalog.caches.startup_plan.variables(flags, version.table)
+        env = overrides.keep_first([*decision.env, *compatibility, *of_caches, *of_start])
         env, args, overridden = overrides.drop_overridden(env, args, premises.overrides)
         per_pod = per_pod_notes((resource.spec.engine and resource.spec.engine.env) or (), self.catalog.caches, version.version)
         about_choice, listed = [], list[GPUCandidate]()
