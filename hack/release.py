@@ -4,6 +4,8 @@
     dist/vllm-operator-VERSION.tgz                          the chart
     dist/install.yaml                                       what the chart installs by default, as one file for kubectl
     dist/vllm-operator-VERSION.cdx.json                     the locked dependencies, as CycloneDX 1.6
+    dist/vllm-operator-VERSION-olm-bundle.zip               the same for the Operator Lifecycle Manager
+    dist/vllm.yaml, dist/kubectl-vllm-VERSION.zip           the plugin of krew
     dist/SHA256SUMS                                         the checksums of all of them
 
 Needs helm. Publishing and signing are steps of .github/workflows/release.yaml.
@@ -21,6 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 import yaml
 from cyclonedx.model.bom import Bom
@@ -29,6 +32,7 @@ from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 from packaging.requirements import Requirement
 
+import catalogs
 from testenv.binaries import BuildError, ensure_binaries
 from testenv.toolchain import ToolchainError
 from vllm_operator import __version__
@@ -73,11 +77,15 @@ def notes(tag: str, *, version: str = __version__, changelog: str | None = None)
     return found[1].strip() + "\n"
 
 
-def install_manifest(digest: str = "") -> str:
+def manifests(digest: str = "") -> list[dict[str, Any]]:
+    """Return what the chart installs by default, and its namespace."""
     rendered = _helm("template", NAME, CHART, "--namespace", NAMESPACE, *(("--set", f"image.digest={digest}") if digest else ()))
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
-    manifests = [namespace, *(_without_helm(manifest) for manifest in yaml.safe_load_all(rendered) if manifest)]
-    return HEADER.format(version=__version__) + yaml.safe_dump_all(manifests, sort_keys=False, explicit_start=True, width=140)
+    return [namespace, *(_without_helm(manifest) for manifest in yaml.safe_load_all(rendered) if manifest)]
+
+
+def install_manifest(digest: str = "") -> str:
+    return HEADER.format(version=__version__) + yaml.safe_dump_all(manifests(digest), sort_keys=False, explicit_start=True, width=140)
 
 
 def _without_helm(value: Any) -> Any:
@@ -149,6 +157,10 @@ def build(folder: Path, *, digest: str = "") -> list[Path]:
     _run([sys.executable, "-m", "hatchling", "build", "--directory", str(folder)], SOURCE_DATE_EPOCH=epoch)
     _helm("package", CHART, "--destination", folder)
     (folder / "install.yaml").write_text(install_manifest(digest), "utf-8")
+    with ZipFile(folder / f"{NAME}-{__version__}-olm-bundle.zip", "w", ZIP_DEFLATED) as archive:
+        for path, text in catalogs.bundle(manifests(digest)).items():
+            archive.writestr(ZipInfo(path), text)
+    catalogs.krew_plugin(folder, __version__)
     (folder / f"{NAME}-{__version__}.cdx.json").write_text(bill_of_materials(LOCK.read_text("utf-8")), "utf-8")
     files = sorted(folder.iterdir())
     (folder / CHECKSUMS).write_text(checksums(files), "utf-8")

@@ -1,6 +1,6 @@
 """Compare the operator of this checkout with that of another commit, and with the floor.
 
-    python hack/bench/compare.py [--against main] [--objects 200] [--rounds 1] [--phases burst,update] [--profile FOLDER] [--gate] [-o json]
+    python hack/bench/compare.py [--against main] [--objects 200] [--rounds 1] [--phases burst,update] [--gate]
 
 The floor is a client that only applies the same Deployments and Services. The contenders take turns on control planes of their own, all
 equal and empty at first, on one machine in one run. What counts are the ratios. Elapsed times depend on the machine and on what else it
@@ -9,17 +9,12 @@ does. Writes and CPU time are almost the same on a busy machine.
 
 import argparse
 import asyncio
-import json
-import os
-import platform
 import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import yaml
@@ -27,7 +22,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from bench.contenders import Contender, floor, other_commit, this_checkout
-from bench.figures import Figure, Row, crossed, summarize, table
+from bench.figures import Figure, crossed, summarize, table
 from bench.load import Api, prepare
 from bench.phases import Turn, held_pods
 from testenv import Environment
@@ -69,20 +64,6 @@ async def compare(contenders: Sequence[Contender], options: argparse.Namespace) 
     return turns
 
 
-def as_json(rows: Sequence[Row], turns: Sequence[tuple[str, Sequence[Figure]]], options: argparse.Namespace) -> str:
-    first = next(iter(rows[0].values)) if rows else ""
-    content: dict[str, Any] = {
-        "machine": {"cpus": os.cpu_count(), "python": platform.python_version(), "system": platform.platform()},
-        "objects": options.objects,
-        "rounds": options.rounds,
-        "measurements": [
-            asdict(row) | {"ratios": {other: row.ratio(first, other) for other in row.values if other != first}} for row in rows
-        ],
-        "turns": [{"contender": name, "figures": [asdict(figure) for figure in figures]} for name, figures in turns],
-    }
-    return json.dumps(content, indent=1)
-
-
 def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", metavar="COMMIT", help="also measure the operator of this commit")
@@ -90,11 +71,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--objects", type=int, default=200, help="VLLMDeployments (default: 200)")
     parser.add_argument("--rounds", type=int, default=1, help="turns of each contender; the table has the medians (default: 1)")
     parser.add_argument("--phases", default=",".join(PHASES), help=f"some of {','.join(PHASES)}; burst is always the first")
-    parser.add_argument(
-        "--profile", type=Path, metavar="FOLDER", help="write profiles of the operators (cProfile), which doubles their CPU time"
-    )
     parser.add_argument("--gate", action="store_true", help=f"exit with 1 if a figure crosses its threshold in {THRESHOLDS.name}")
-    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     options = parser.parse_args(arguments)
     wanted = set(options.phases.split(",")) | {"burst"}
     if unknown := wanted - set(PHASES):
@@ -106,14 +83,14 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     options = parse_options()
     with tempfile.TemporaryDirectory(prefix="vllm-operator-bench-") as temporary, ExitStack() as stack:
-        contenders = [this_checkout(options.profile)]
+        contenders = [this_checkout()]
         if options.against:
-            contenders.append(stack.enter_context(other_commit(options.against, Path(temporary), options.profile)))
+            contenders.append(stack.enter_context(other_commit(options.against, Path(temporary))))
         if not options.no_floor:
             contenders.append(floor(Path(temporary), [gpu_node("h100-sxm", "gpu")]))
         turns = asyncio.run(compare(contenders, options))
     rows = summarize(turns)
-    print(as_json(rows, turns, options) if options.output == "json" else table(rows, [contender.name for contender in contenders]))
+    print(table(rows, [contender.name for contender in contenders]))
     too_much = crossed(rows, yaml.safe_load(THRESHOLDS.read_text("utf-8")), contenders[0].name, contenders[-1].name) if options.gate else []
     print("\n".join(too_much), file=sys.stderr)
     return 1 if too_much else 0

@@ -32,7 +32,6 @@ class Contender:
     environment: dict[str, str] = field(default_factory=dict)
     process: asyncio.subprocess.Process | None = None
     port: int = 0
-    profile: Path | None = None
     _starts: int = 0
     _reader: asyncio.Task[None] | None = None
 
@@ -43,14 +42,10 @@ class Contender:
     async def start(self, kubeconfig: Path) -> None:
         """Start, and wait until it serves."""
         self._starts += 1
-        command = list(self.command)
-        if self.profile is not None:
-            self.profile.mkdir(parents=True, exist_ok=True)
-            command[1:1] = ["-m", "cProfile", "-o", str(self.profile / f"{self.name}-{self._starts}.prof")]
         if self._starts == 1 and not self.is_floor:
             self.environment = await asyncio.to_thread(_with_byte_code, os.environ | self.environment, self.command[0])
         environment = os.environ | self.environment | {"KUBECONFIG": str(kubeconfig)}
-        self.process = await asyncio.create_subprocess_exec(*command, env=environment, stderr=asyncio.subprocess.PIPE)
+        self.process = await asyncio.create_subprocess_exec(*self.command, env=environment, stderr=asyncio.subprocess.PIPE)
         ready = asyncio.Event()
         self._reader = asyncio.create_task(self._read(self.process, ready))
         async with asyncio.timeout(120):
@@ -110,14 +105,14 @@ OPERATOR_ENVIRONMENT = {
 }
 
 
-def this_checkout(profile: Path | None = None) -> Contender:
+def this_checkout() -> Contender:
     """The operator as it is here, with changes that are not committed."""
     command = [sys.executable, "-m", "vllm_operator", "run"]
-    return Contender("here", command, ROOT, "vllm-operator/", environment=OPERATOR_ENVIRONMENT, profile=profile)
+    return Contender("here", command, ROOT, "vllm-operator/", environment=OPERATOR_ENVIRONMENT)
 
 
 @contextmanager
-def other_commit(commit: str, folder: Path, profile: Path | None) -> Iterator[Contender]:
+def other_commit(commit: str, folder: Path) -> Iterator[Contender]:
     """The operator of another commit, in a git worktree below the folder.
 
     It runs in a virtual environment of its own if that commit has locked other dependencies.
@@ -134,7 +129,7 @@ def other_commit(commit: str, folder: Path, profile: Path | None) -> Iterator[Co
             python = str(checkout / ".venv/bin/python")
             subprocess.run([python, "-m", "pip", "install", "--quiet", "--require-hashes", "-r", str(checkout / locked)], check=True)
         environment = {**OPERATOR_ENVIRONMENT, "PYTHONPATH": str(checkout / "operator")}
-        yield Contender(sha, [python, "-m", "vllm_operator", "run"], checkout, "vllm-operator/", environment=environment, profile=profile)
+        yield Contender(sha, [python, "-m", "vllm_operator", "run"], checkout, "vllm-operator/", environment=environment)
     finally:
         subprocess.run([*git, "worktree", "remove", "--force", str(checkout)], check=True)
 

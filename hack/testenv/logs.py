@@ -33,13 +33,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import parse_qsl, urlsplit
 
+from aiohttp import web
+
 from testenv.api import ApiClient, ApiError, client_of
 from testenv.cri import Record, parse_record
 
 # How often the files of open streams are looked at, in seconds. A real kubelet is told by the kernel and takes a millisecond.
 _LOOK_EVERY = 0.02
 _READ_SIZE = 1 << 20
-_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 500: "Internal Server Error"}
 
 
 class LogError(Exception):
@@ -244,7 +245,7 @@ def _after_rotation(file: BinaryIO, path: Path, open_files: contextlib.ExitStack
 
 
 class LogServer:
-    """Serves logs over HTTPS. Connections are kept for further requests, as those of an API server to a kubelet are."""
+    """Serves logs over HTTPS. A stream ends at once when its client leaves."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -253,67 +254,39 @@ class LogServer:
     async def serve(self, *, certificate: Path, key: Path, port: int) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate, key)
-        server = await asyncio.start_server(self._handle, "127.0.0.1", port, ssl=context, backlog=1024)
-        async with server:
-            await server.serve_forever()
+        runner = web.ServerRunner(web.Server(self._answer, handler_cancellation=True, access_log=None))
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", port, ssl_context=context, backlog=1024).start()
+        await asyncio.Event().wait()
 
-    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError, ssl.SSLError):
-            begun = b""
-            while True:
-                head = (begun + await reader.readuntil(b"\r\n\r\n")).decode(errors="replace")
-                answer = asyncio.ensure_future(self._answer(head.split(" ")[1], writer))
-                after = asyncio.ensure_future(reader.read(1))  # the end of the connection, or the next request
-                await asyncio.wait({answer, after}, return_when=asyncio.FIRST_COMPLETED)
-                is_answered = answer.done()
-                for task in (answer, after):
-                    task.cancel()
-                failure, read = await asyncio.gather(answer, after, return_exceptions=True)
-                if not is_answered or failure is not None or read == b"" or isinstance(read, Exception):
-                    break
-                begun = read if isinstance(read, bytes) else b""
-        with contextlib.suppress(ConnectionError, ssl.SSLError):
-            await writer.drain()
-            writer.close()
-
-    async def _answer(self, target: str, writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
-            await self._stream(LogRequest.parse(target), writer)
+            return await self._stream(request, LogRequest.parse(request.raw_path))
         except LogError as error:
-            await _send_text(writer, error.status, str(error))
+            return web.Response(status=error.status, text=str(error))
 
-    async def _stream(self, request: LogRequest, writer: asyncio.StreamWriter) -> None:
+    async def _stream(self, http: web.BaseRequest, request: LogRequest) -> web.StreamResponse:
         logs = ContainerLogs(self._root, request.namespace, request.pod, request.container)
         fault = logs.fault(previous=request.previous)
         if fault == "500":
             raise LogError(500, "the simulated kubelet fails")
         if fault == "unavailable":
-            await _send_text(writer, 200, "unable to retrieve container logs for containerd://0123456789abcdef")
-            return
+            return web.Response(text="unable to retrieve container logs for containerd://0123456789abcdef")
         run = logs.choose(request)
-        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n"
+        response = web.StreamResponse(headers={"Content-Type": "text/plain"})
         if fault or not request.follow:
-            writer.write(head)
-            await writer.drain()
-            head = b""
-        if fault == "reset":
-            writer.transport.abort()
-            return
-        if fault == "hang":
+            await response.prepare(http)
+        if fault == "reset" and http.transport is not None:
+            http.transport.abort()
+        elif fault == "hang":
             await asyncio.Event().wait()
         async for data in read_log(logs, run, request, self._changes):
             if data:
-                writer.write(head + b"%x\r\n%s\r\n" % (len(data), data))
-                await writer.drain()
-                head = b""
-        writer.write(head + b"0\r\n\r\n")
-
-
-async def _send_text(writer: asyncio.StreamWriter, status: int, text: str) -> None:
-    body = text.encode()
-    head = f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + body)
-    await writer.drain()
+                await response.prepare(http)  # the first line brings the headers; later calls do nothing
+                await response.write(data)
+        await response.prepare(http)
+        await response.write_eof()
+        return response
 
 
 _PODS = "/api/v1/pods"

@@ -89,6 +89,9 @@ def test_a_release_has_the_command_line_the_chart_the_manifest_and_the_bill_of_m
         [
             "SHA256SUMS",
             "install.yaml",
+            f"kubectl-vllm-{__version__}.zip",
+            "vllm.yaml",
+            f"vllm-operator-{__version__}-olm-bundle.zip",
             f"vllm-operator-{__version__}.cdx.json",
             f"vllm-operator-{__version__}.tgz",
             f"vllm_operator-{__version__}-py3-none-any.whl",
@@ -229,3 +232,58 @@ def test_everything_published_is_signed_and_only_then_released() -> None:
     assert [files.index(words) for words in order] == sorted(files.index(words) for words in order)
     # a wrong tag stops the first job before it publishes anything
     assert scripts["image"].index("make release-notes") < scripts["image"].index("make image")
+
+
+def in_order(rules: list[Any]) -> list[str]:
+    return sorted(json.dumps(rule, sort_keys=True) for rule in rules)
+
+
+@needs_helm
+def test_the_bundle_of_olm_has_what_the_chart_installs(built: Path, tmp_path: Path) -> None:
+    """Each permission and the Deployment are in the ClusterServiceVersion, and no object is left without a place."""
+    with zipfile.ZipFile(built / f"vllm-operator-{__version__}-olm-bundle.zip") as archive:
+        archive.extractall(tmp_path)
+    found = [yaml.safe_load(file.read_text("utf-8")) for file in (tmp_path / "manifests").iterdir()]
+    [version] = [each for each in found if each["kind"] == "ClusterServiceVersion"]
+    installed = [each for each in yaml.safe_load_all((built / "install.yaml").read_text("utf-8")) if each]
+    strategy = version["spec"]["install"]["spec"]
+    [deployment] = [each for each in installed if each["kind"] == "Deployment"]
+    assert strategy["deployments"][0]["spec"] == deployment["spec"]
+    granted = [rule for part in ("clusterPermissions", "permissions") for each in strategy[part] for rule in each["rules"]]
+    bound = {each["roleRef"]["name"] for each in installed if each["kind"].endswith("Binding")}
+    wanted = [
+        rule
+        for each in installed
+        if each["kind"] in ("Role", "ClusterRole") and each["metadata"]["name"] in bound
+        for rule in each["rules"]
+    ]
+    assert in_order(granted) == in_order(wanted)
+    left = {each["kind"] for each in installed} - {each["kind"] for each in found}
+    assert left == {"Namespace", "ServiceAccount", "Deployment", "ClusterRoleBinding", "Role", "RoleBinding"}
+    owned = {crd["name"] for crd in version["spec"]["customresourcedefinitions"]["owned"]}
+    assert owned == {each["metadata"]["name"] for each in found if each["kind"] == "CustomResourceDefinition"}
+    assert json.loads(version["metadata"]["annotations"]["alm-examples"])[0]["kind"] == "VLLMDeployment"
+
+
+@needs_helm
+@pytest.mark.parametrize(("tool", "words"), [("uvx", "--quiet --from"), ("pipx", "run --spec")])
+def test_the_plugin_of_krew_is_the_archive_of_its_manifest_and_runs_this_version(
+    built: Path, tmp_path: Path, tool: str, words: str
+) -> None:
+    plugin = yaml.safe_load((built / "vllm.yaml").read_text("utf-8"))
+    [platform] = plugin["spec"]["platforms"]
+    archive = built / platform["uri"].rpartition("/")[2]
+    assert platform["sha256"] == hashlib.sha256(archive.read_bytes()).hexdigest()
+    with zipfile.ZipFile(archive) as content:
+        program = Path(content.extract(platform["bin"], tmp_path))
+        program.chmod(content.getinfo(platform["bin"]).external_attr >> 16)
+    runner = tmp_path / "bin" / tool
+    runner.parent.mkdir()
+    runner.write_text('#!/bin/sh\necho "$@"\n', "utf-8")
+    runner.chmod(0o755)
+    command = [str(program), "top", "-A"]
+    done = subprocess.run(command, env={"PATH": str(runner.parent)}, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{words} vllm-operator=={__version__} kubectl-vllm top -A\n"
+    missing = subprocess.run(command, env={"PATH": ""}, capture_output=True, text=True, check=False)
+    assert missing.returncode == 1
+    assert "install one of them" in missing.stderr
