@@ -296,10 +296,11 @@ def test_a_leader_that_hangs_is_a_hang_of_the_replica(on_hang: str, next_step: s
 def test_a_leader_that_its_startup_probe_has_ended_has_missed_its_deadline(code: int) -> None:
     leader = o.starting_pod(LEADER, restarts=1, since=-2, last=o.terminated(code, seconds=-3))
     killed = o.event("Killing", "Container vllm failed startup probe, will be restarted", name=LEADER, seconds=-8)
+    deleted = o.event("Killing", "Stopping container vllm", name=LEADER, seconds=-1)  # because its group is created again
     pods = [o.terminating(it, seconds=30) for it in (leader, o.ready_pod(FOLLOWER))]
     for it in pods:
         it["metadata"]["deletionGracePeriodSeconds"] = 30
-    told = report(group(pods[0], pods[1], states={(LEADER, 0): READS, (FOLLOWER, 0): READS}, pod_events=[killed]))
+    told = report(group(pods[0], pods[1], states={(LEADER, 0): READS, (FOLLOWER, 0): READS}, pod_events=[killed, deleted]))
 
     assert f"Pod {LEADER} crashed with exit code {code} (StartupProbeFailed). Rank 0 of 2 on node node-a" in said(told, CRASHED)
     assert "spec.startup.deadlineSeconds" in said(told, CRASHED)

@@ -297,12 +297,14 @@ class EventLog:
 
     events: tuple[Manifest, ...]
 
-    def latest(self, *, uid: str, name: str, kind: str, reasons: Iterable[str]) -> Occurrence | None:
-        """Return the latest event about an object with one of these reasons. An event without a UID is matched by name."""
+    def latest(self, *, uid: str, name: str, kind: str, reasons: Iterable[str], word: str = "") -> Occurrence | None:
+        """Return the latest event about an object with one of these reasons and a word. An event without a UID is matched by name."""
         found = [
             _occurrence(event)
             for event in self.events
-            if reading.text(event, "reason") in reasons and _is_about(reading.mapping(event, "involvedObject"), uid, name, kind)
+            if reading.text(event, "reason") in reasons
+            and word in reading.text(event, "message")
+            and _is_about(reading.mapping(event, "involvedObject"), uid, name, kind)
         ]
         return max(found, key=lambda o: (o.time is not None, o.time or _BEGINNING, o.message), default=None)
 
@@ -323,7 +325,7 @@ def refine(view: PodView, log: EventLog) -> PodView:
 
 def _hung(view: PodView, log: EventLog) -> PodView | None:
     """Return the state of a Pod whose readiness probe has failed because the engine hangs; None if it has failed for another reason."""
-    event = log.latest(uid=view.uid, name=view.name, kind="Pod", reasons={"Unhealthy"})
+    event = log.latest(uid=view.uid, name=view.name, kind="Pod", reasons={"Unhealthy"}, word="Readiness probe")
     _, is_hang, what = event.message.partition(HANG_PREFIX) if event is not None else ("", "", "")
     if event is None or not is_hang or (event.time and view.since and event.time < view.since - _PROBE_EVENT_WINDOW):
         return None
@@ -332,9 +334,9 @@ def _hung(view: PodView, log: EventLog) -> PodView | None:
 
 def killed_by_probe(view: PodView, log: EventLog) -> str | None:
     """Return the kubelet's message if a failed probe ended the last run; None otherwise."""
-    event = log.latest(uid=view.uid, name=view.name, kind="Pod", reasons={"Killing"})
+    event = log.latest(uid=view.uid, name=view.name, kind="Pod", reasons={"Killing"}, word="probe")
     ended = view.termination.finished_at if view.termination else None
-    if event is None or "probe" not in event.message:
+    if event is None:
         return None
     if event.time is not None and ended is not None and not -_PROBE_KILL_WINDOW <= event.time - ended <= _PROBE_KILL_WINDOW:
         return None
