@@ -9,14 +9,13 @@ from support.account import ACCOUNT, granted
 from support.audit import AuditTrail
 from support.cluster import Cluster, Manifest
 from support.leader_worker_sets import LeaderWorkerSets
-from support.operator_process import OperatorProcess, condition, has, llama
+from support.operator_process import OperatorProcess, condition, has, llama, serves_its_spec
 from testenv import Environment
 
 pytestmark = [pytest.mark.cluster, pytest.mark.extended, pytest.mark.timeout(300)]
 
 LEADERS, FOLLOWERS = (f"app.kubernetes.io/component={role}" for role in ("engine", "follower"))
 TWO_NODES: dict[str, Any] = {"parallelism": {"tensor": 8, "nodes": 2}, "cache": {"storage": "EmptyDir"}}
-READY = has("Ready", "True", "Serving")
 RACK, GROUP = "example.com/rack", "leaderworkerset.sigs.k8s.io/group-index"
 
 
@@ -54,7 +53,7 @@ async def test_a_group_from_its_first_start_to_its_end(
 
     # a leader and a follower, each with its part
     sets.start()
-    await served.wait_for("VLLMDeployment", "llama", READY, within=120)
+    await served.wait_for("VLLMDeployment", "llama", serves_its_spec, within=120)
     assert await served.wait_for_pods(selector=LEADERS) == ["llama-0"]
     assert await served.wait_for_pods(selector=FOLLOWERS) == ["llama-0-1"]
     leader, follower = await served.get("Pod", "llama-0"), await served.get("Pod", "llama-0-1")
@@ -76,21 +75,24 @@ async def test_a_group_from_its_first_start_to_its_end(
     await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"env": [{"name": "CHANGED", "value": "yes"}]}}})
     for name in uids:
         await served.wait_for("Pod", name, lambda it: it["metadata"]["uid"] not in uids.values() and variables(it).get("CHANGED") == "yes")
-    await served.wait_for("VLLMDeployment", "llama", READY, within=120)
+    await served.wait_for("VLLMDeployment", "llama", serves_its_spec, within=120)
     generation = (await served.get("LeaderWorkerSet", "llama"))["metadata"]["generation"]
 
-    # a lost follower costs its group, and the group comes back
+    # a lost follower costs its group, and the group comes back; as with a kubelet, the Pod is not gone before LeaderWorkerSet has seen it
     old = (await served.get("Pod", "llama-0"))["metadata"]["uid"]
+    await served.patch("Pod", "llama-0-1", {"metadata": {"finalizers": ["vllm-operator.dev/test"]}})
     await served.delete("Pod", "llama-0-1")
+    await served.wait_for("Pod", "llama-0", lambda it: it["metadata"]["uid"] != old or "deletionTimestamp" in it["metadata"])
+    await served.patch("Pod", "llama-0-1", {"metadata": {"finalizers": None}})
     await served.wait_for("Pod", "llama-0", lambda it: it["metadata"]["uid"] != old)
-    await served.wait_for("VLLMDeployment", "llama", READY, within=120)
+    await served.wait_for("VLLMDeployment", "llama", serves_its_spec, within=120)
     assert (await served.get("LeaderWorkerSet", "llama"))["metadata"]["generation"] == generation  # nothing was written
 
     # back on one node, and then gone
     await served.patch("VLLMDeployment", "llama", {"spec": {"parallelism": {"nodes": None}}})
     await served.wait_until_gone("LeaderWorkerSet", "llama")
     await served.wait_for_pods(0, selector=FOLLOWERS)
-    await served.wait_for("VLLMDeployment", "llama", READY, within=120)
+    await served.wait_for("VLLMDeployment", "llama", serves_its_spec, within=120)
     await served.delete("VLLMDeployment", "llama")
     await served.wait_for_pods(0)
 
@@ -115,7 +117,7 @@ async def test_data_parallel_ranks_on_the_nodes_of_one_rack(
     together = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
     experts = {"model": {"uri": "hf://Qwen/Qwen3-30B-A3B"}, "parallelism": {"data": 16, "expert": "Enabled", "nodes": 2}}
     await served.create(llama(served.namespace, **{**TWO_NODES, **experts}, podTemplate={"spec": {"affinity": together}}))
-    await served.wait_for("VLLMDeployment", "llama", READY, within=180)
+    await served.wait_for("VLLMDeployment", "llama", serves_its_spec, within=180)
 
     leader, follower = await served.get("Pod", "llama-0"), await served.get("Pod", "llama-0-1")
     assert racks[leader["spec"]["nodeName"]] == racks[follower["spec"]["nodeName"]]

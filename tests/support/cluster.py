@@ -52,6 +52,7 @@ _KINDS: dict[str, tuple[str, str, bool]] = {
     "Secret": ("v1", "secrets", True),
     "Service": ("v1", "services", True),
     "ServiceAccount": ("v1", "serviceaccounts", True),
+    "StatefulSet": ("apps/v1", "statefulsets", True),
     "Role": ("rbac.authorization.k8s.io/v1", "roles", True),
     "RoleBinding": ("rbac.authorization.k8s.io/v1", "rolebindings", True),
     "ClusterRole": ("rbac.authorization.k8s.io/v1", "clusterroles", False),

@@ -179,6 +179,12 @@ def problem(resource: Manifest) -> str:
     return found or said
 
 
+def serves_its_spec(resource: Manifest) -> bool:
+    """Whether all replicas serve the present spec, by the status, which is about the spec before until the operator has seen a change."""
+    is_current = resource.get("status", {}).get("observedGeneration") == resource["metadata"]["generation"]
+    return is_current and bool(has("Ready", "True", "Serving")(resource))
+
+
 def has(type: str, status: str, reason: str = "") -> Any:
     """A predicate for `wait_for`: the object has this condition."""
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from support.cluster import Cluster
+from support.cluster import PATIENCE, Cluster
 
 RUNNING = b"INFO 11-21 12:00:00 [api_server.py:1] vLLM API server version 0.20.1\n"
 LOADING = b"INFO 11-21 12:00:01 [gpu_model_runner.py:3000] Starting to load model meta-llama/Llama-3.1-8B-Instruct...\n"
@@ -34,7 +34,7 @@ async def story(cluster: Cluster, name: str = "llama") -> str:
     return "\n".join(lines)
 
 
-async def wait_for_story(cluster: Cluster, *words: str, name: str = "llama", within: float = 10) -> str:
+async def wait_for_story(cluster: Cluster, *words: str, name: str = "llama", within: float = PATIENCE) -> str:
     """Wait until these words come one after the other in the page, because Events are written after the status; return the page.
 
     Raises:
