@@ -84,18 +84,14 @@ async def scale(cluster: Cluster, kill: Kill, replicas: int) -> None:
 
 async def crash(cluster: Cluster, orders: Orders, kill: Kill) -> None:
     """Rank 1 is killed, and finds no model at its next start; then it does."""
+    before = await uids(cluster)
     orders.fail()
     orders.end(FOLLOWER, 137)
     await until_crashed(cluster, "HfRepoNotFound", within=120)
     await kill()
     await until_crashed(cluster, "HfRepoNotFound", f"Pod {FOLLOWER}", "Rank 1 of 2 on node ", within=120)
     orders.succeed()
-    before = await uids(cluster)
-
-    async def is_recreated() -> bool:
-        return not set(before.values()) & set((await uids(cluster)).values())
-
-    await eventually(is_recreated, within=120)
+    await until_replaced(cluster, before)  # not the Pods that are there now: they may be those that find the model
     await kill()
     done = await until_serving(cluster)
     assert done["status"]["lastCrash"]["signature"] == "HfRepoNotFound"
