@@ -124,7 +124,7 @@ def _condition(resource: Mapping[str, Any], type: str) -> Mapping[str, Any]:
 
 def _gpu(resource: Mapping[str, Any]) -> str:
     """The chosen GPU, as the plan names it; empty without a plan."""
-    found = re.search(r"Planned for ([^(,]+?) \(", resource["status"].get("plan", {}).get("message", ""))
+    found = re.search(r"Planned for ([^(,]+?) \(", resource["status"].get("plan", ""))
     return found[1] if found else ""
 
 

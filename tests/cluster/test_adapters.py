@@ -27,5 +27,5 @@ async def test_an_adapter_that_a_serving_engine_has_not_loaded_is_named(served: 
     await served.wait_for("VLLMDeployment", "llama", lambda r: (r["status"].get("startup") or {}).get("stage") == "Ready")
     await sim.change(pod, load="0")
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
-    told = await served.wait_for("VLLMDeployment", "llama", lambda r: r["status"]["plan"].get("unservedAdapters") == ["support"])
+    told = await served.wait_for("VLLMDeployment", "llama", lambda r: r["status"].get("engine", {}).get("unservedAdapters") == ["support"])
     assert "has not loaded support of spec.adapters" in plan_verdict(told).message

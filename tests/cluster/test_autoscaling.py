@@ -25,7 +25,7 @@ async def test_the_replicas_of_an_autoscaler_stay_and_reach_the_deployment(serve
     await served.wait_for("VLLMDeployment", "llama-own-scaled", lambda it: it["spec"]["replicas"] == 2)
     await served.wait_for("Deployment", "llama-own-scaled", lambda it: it["spec"]["replicas"] == 2)
     scaled = await served.wait_for("VLLMDeployment", "llama-own-scaled", has("Ready", "True"))
-    revision = scaled["status"]["plan"]["revision"]
+    revision = scaled["status"]["revision"]
     await served.wait_for("VLLMDeployment", "llama-own-scaled", lambda it: it["status"].get("readyReplicas") == 2)
     kept = await served.get("VLLMDeployment", "llama-own-scaled")
-    assert (kept["spec"]["replicas"], kept["status"]["plan"]["revision"]) == (2, revision)
+    assert (kept["spec"]["replicas"], kept["status"]["revision"]) == (2, revision)

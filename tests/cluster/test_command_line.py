@@ -28,8 +28,7 @@ async def set_version(cluster: Cluster, wanted: str) -> None:
 
 def serves(wanted: str) -> Any:
     def check(resource: Manifest) -> bool:
-        image = (resource.get("status") or {}).get("plan", {}).get("image", "")
-        return f":v{wanted}" in image and condition(resource, "Ready").get("status") == "True"
+        return f"vLLM {wanted}" in resource.get("status", {}).get("plan", "") and condition(resource, "Ready").get("status") == "True"
 
     return check
 
@@ -71,7 +70,7 @@ async def test_new_plans_come_in_waves_until_one_does_not_serve(served: Cluster,
     status, said = await kubectl_vllm(served, "replan", "a", "b", "--wave", "1", "--timeout", "60")
     lines = [line.partition("/")[2] for line in said.splitlines()]
     assert (status, lines) == (0, ["a: a new plan is requested", "a: serves", "b: a new plan is requested", "b: serves"])
-    assert (await served.get("VLLMDeployment", "a"))["status"]["plan"]["replanToken"]
+    assert (await served.get("VLLMDeployment", "a"))["status"]["replanToken"]
     assert await kubectl_vllm(served, "replan", "--dry-run", "-A") == (0, "0 plans would be replaced.\n")
 
     await served.create(config_map("rules", served.namespace, ATTENTION_RULE))

@@ -116,8 +116,8 @@ async def test_a_policy_of_another_is_not_taken_over(served: Cluster, operator: 
     metadata = {"name": "llama", "namespace": served.namespace}
     await served.create({"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": theirs})
     await served.create(llama(served.namespace, networkPolicy=POLICY))
-    told = await served.wait_for("VLLMDeployment", "llama", has("Exposed", "False", "ApplyFailed"))
-    assert "was not created by the operator" in condition(told, "Exposed")["message"]
+    told = await served.wait_for("VLLMDeployment", "llama", has("Isolated", "False", "ApplyFailed"))
+    assert "was not created by the operator" in condition(told, "Isolated")["message"]
     await served.patch("VLLMDeployment", "llama", {"spec": {"networkPolicy": None}})
-    await served.wait_for("VLLMDeployment", "llama", lambda it: not condition(it, "Exposed"))
+    await served.wait_for("VLLMDeployment", "llama", lambda it: not condition(it, "Isolated"))
     assert (await served.get("NetworkPolicy", "llama"))["spec"]["policyTypes"] == ["Ingress"]

@@ -99,6 +99,6 @@ async def test_an_edit_while_an_upgrade_fails_counts_and_costs_no_replica(
     told = await served.wait_for(
         "VLLMDeployment", "llama", lambda it: has("Ready", "True")(it) and it["status"]["observedGeneration"] == 3, within=60
     )
-    assert NEWER in told["status"]["plan"]["image"]
+    assert f"vLLM {NEWER}" in told["status"]["plan"]
     assert (condition(told, "RolledBack"), await versions(served)) == ({}, [NEWER])
     assert serving not in [pod["metadata"]["name"] for pod in await served.list_all("Pod")]

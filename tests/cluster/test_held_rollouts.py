@@ -74,7 +74,7 @@ async def test_a_rollout_that_needs_the_gpus_of_the_pod_that_it_replaces_begins(
     await serve(served, sim, parallelism={"tensor": 8})
     await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"version": "0.24.0"}}})
     done = await served.wait_for("VLLMDeployment", "llama", lambda it: has("Ready", "True")(it) and it["status"]["observedGeneration"] == 2)
-    assert "0.24.0" in done["status"]["plan"]["image"]
+    assert "vLLM 0.24.0" in done["status"]["plan"]
     skipped = await served.wait_for_event("llama", "CachesNotCompiled")
     assert skipped["message"].endswith("only (ReadWriteOnce), which has too few GPUs for another Pod.")
 

@@ -60,7 +60,7 @@ async def test_a_plan_that_is_as_good_is_rolled_out_although_the_operator_is_kil
     assert ["v0.24.0" in image for image in images] == [True, False, True, False]
     await served.wait_until_gone("Deployment", "llama.primer", within=60)
     done = await served.wait_for("VLLMDeployment", "llama", serves(2), within=60)
-    assert "v0.24.0" in done["status"]["plan"]["image"]
+    assert "vLLM 0.24.0" in done["status"]["plan"]
     event = await served.wait_for_event("llama", "Measured")
     assert "not worse" in event["message"]
 
@@ -78,7 +78,7 @@ async def test_a_slower_plan_is_held_until_the_gate_is_removed(served: Cluster, 
     await served.wait_until_gone("Deployment", "llama.primer", within=60)
     await served.patch("VLLMDeployment", "llama", {"spec": {"rollout": {"gate": None}}})
     done = await served.wait_for("VLLMDeployment", "llama", serves(3), within=60)
-    assert "v0.24.0" in done["status"]["plan"]["image"]
+    assert "vLLM 0.24.0" in done["status"]["plan"]
 
 
 async def test_the_run_ends_with_its_object(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:

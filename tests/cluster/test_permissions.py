@@ -135,7 +135,7 @@ async def serve_and_put_right(cluster: Cluster, sim: Simulator, audit: AuditTrai
 
 async def fill_the_history(cluster: Cluster) -> None:
     """More plans than are kept: the oldest one goes."""
-    first = (await cluster.get("VLLMDeployment", "llama"))["status"]["plan"]["revision"]
+    first = (await cluster.get("VLLMDeployment", "llama"))["status"]["revision"]
     for number in range(OLD_REVISIONS + 2):
         token = f"history-{number}"
         await cluster.patch("VLLMDeployment", "llama", {"metadata": {"annotations": {REPLAN_ANNOTATION: token}}})
@@ -145,7 +145,7 @@ async def fill_the_history(cluster: Cluster) -> None:
 
 def planned_with(token: str) -> Callable[[Manifest], bool]:
     """Whether the current plan was made for this value of the annotation."""
-    return lambda it: bool(it["status"]["plan"].get("replanToken") == token)
+    return lambda it: bool(it["status"].get("replanToken") == token)
 
 
 async def wait_for_a_volume(cluster: Cluster) -> None:

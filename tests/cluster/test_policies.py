@@ -64,7 +64,7 @@ async def test_a_gpu_that_is_in_use_is_passed_over_and_the_plan_stays_when_it_be
         await served.wait_until_gone("Pod", "other")
         assert (await pinned_plan(served, await planned("second")))["product"] == "NVIDIA-L40S"
         again = await served.get("VLLMDeployment", "first")
-        assert again["status"]["plan"]["revision"] == first["status"]["plan"]["revision"]
+        assert again["status"]["revision"] == first["status"]["revision"]
         assert "Traceback" not in operator.log, operator.log
 
 

@@ -49,7 +49,7 @@ async def test_the_rollout_begins_when_the_new_caches_are_published(served: Clus
     await report(served, sim, primer, {"result": "Published", "tag": "tag-1", "digest": DIGEST})
     await served.wait_until_gone("Deployment", "llama.primer")
     done = await served.wait_for("VLLMDeployment", "llama", has("CachePublished", "True", "Published"), within=30)
-    assert "v0.24.0" in done["status"]["plan"]["image"]
+    assert "vLLM 0.24.0" in done["status"]["plan"]
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=30)
 
 

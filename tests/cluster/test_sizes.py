@@ -114,7 +114,7 @@ async def test_the_memory_that_a_start_measured_is_in_the_status(served: Cluster
     await served.wait_until_runs(pod)
     first = await served.wait_for("VLLMDeployment", "llama", has_plan("True"))
     predicted = (await pinned_plan(served, first))["memory"]
-    assert "memory" not in first["status"]["plan"]
+    assert "engine" not in first["status"]
     measured = {"weightsMebibytes": predicted["weightsMebibytes"] + 512, "kvCacheMebibytes": predicted["kvCacheMebibytes"] - 1024}
     log = sim.log(pod)
     for line in (
@@ -122,10 +122,10 @@ async def test_the_memory_that_a_start_measured_is_in_the_status(served: Cluster
         f"gpu_worker.py:436] Available KV cache memory: {measured['kvCacheMebibytes'] / 1024:.3f} GiB",
     ):
         log.write(f"(EngineCore pid=7) INFO {datetime.now(UTC):%m-%d %H:%M:%S} [{line}\n".encode())
-    told = await served.wait_for("VLLMDeployment", "llama", lambda it: "memory" in it["status"]["plan"])
+    told = await served.wait_for("VLLMDeployment", "llama", lambda it: "memory" in it["status"].get("engine", {}))
     weights, kv_cache = ((predicted[field] / 1024, measured[field] / 1024) for field in ("weightsMebibytes", "kvCacheMebibytes"))
-    assert told["status"]["plan"]["memory"] == (
+    assert told["status"]["engine"]["memory"] == (
         f"weights: {weights[0]:.1f} GiB, measured {weights[1]:.1f}; KV cache: {kv_cache[0]:.1f} GiB, measured {kv_cache[1]:.1f}"
     )
-    assert told["status"]["plan"]["revision"] == first["status"]["plan"]["revision"]
+    assert told["status"]["revision"] == first["status"]["revision"]
     assert [pod] == await served.wait_for_pods(), "nothing restarts because of it"

@@ -161,7 +161,7 @@ async def test_the_digest_of_an_image_gets_known_and_moves_nothing(served: Clust
     assert (await served.get("VLLMDeployment", "llama"))["status"]["cache"]["key"] == directory
     assert (await served.get("Deployment", "llama"))["metadata"]["generation"] == 1
     await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"image": image}}})
-    pinned = await served.wait_for("VLLMDeployment", "llama", lambda r: r["status"]["plan"]["image"] == image)
+    pinned = await served.wait_for("VLLMDeployment", "llama", lambda r: r["status"]["observedGeneration"] == r["metadata"]["generation"])
     assert pinned["status"]["cache"]["key"] == directory, "what the tag has filled is found by the digest, too"
     assert not await served.exists("Deployment", "llama.primer")
 
@@ -184,9 +184,7 @@ async def test_a_new_image_fills_its_cache_while_the_old_one_serves(served: Clus
     assert scaled["spec"]["template"] == before["spec"]["template"], "load does not wait for the rollout, and begins none"
     await finish(served, sim, primer)
     await served.wait_until_gone("Deployment", "llama.primer")
-    await served.wait_for(
-        "VLLMDeployment", "llama", lambda r: has("Ready", "True")(r) and "v0.24.0" in r["status"]["plan"]["image"], within=30
-    )
+    await served.wait_for("VLLMDeployment", "llama", lambda r: has("Ready", "True")(r) and "vLLM 0.24.0" in r["status"]["plan"], within=30)
 
 
 async def test_without_a_gpu_to_spare_the_rollout_goes_on(served: Cluster, sim: Simulator) -> None:

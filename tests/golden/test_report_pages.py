@@ -14,7 +14,7 @@ from support import observations as o
 from support.describe import describe
 from support.engine_logs import crash_of, engine_failure
 from testenv.replay import SERVING, read_recording
-from vllm_operator.api.conditions import READY, WHILE_ASKED, Reason, Verdict, find_condition
+from vllm_operator.api.conditions import READY, ROLLED_BACK, STALLED, WHILE_ASKED, Reason, Verdict, find_condition
 from vllm_operator.api.crd import custom_resource_definition
 from vllm_operator.api.events import EventDraft
 from vllm_operator.api.plan import BackendChoice, PlannedVariable, PlannedWeights
@@ -388,21 +388,25 @@ def test_page(name: str, golden: Callable[[Path, str], None]) -> None:
     golden(FOLDER / f"{name}.txt", describe(*told(STORIES[name]), spec=STORIES[name][-1].resource.spec.to_json()))
 
 
-LINES = {"serving": 45, "starting": 50, "crashed": 60}
-"""Lines of the page of `kubectl describe` above the events, at most, with a spec of three lines."""
+LINES = {"serving": 48, "starting": 54, "crashed": 60}
+"""Lines of the page of `kubectl describe` above the events, at most, with a spec of ten lines, and without conditions that are set only in
+some situations."""
 
 
 @pytest.mark.parametrize("name", STORIES)
 def test_a_page_fits_on_a_screen(name: str) -> None:
     status, _ = told(STORIES[name])
     assert len(json.dumps(status.to_json())) <= 4096, "it is written often"
+    assert all(condition.observed_generation is not None for condition in status.conditions)
     ready = find_condition(status.conditions, READY)
     situation = "crashed" if status.last_crash else "serving" if ready is not None and ready.status == "True" else "starting"
     page = describe(status, spec=STORIES[name][-1].resource.spec.to_json()).splitlines()[:-1]
-    asked = sum(condition.type in WHILE_ASKED for condition in status.conditions)
-    starting = len(status.startup.pods or ()) if status.startup is not None else 0
-    spec = page.index("Status:") - page.index("Spec:") - 1
-    assert len(page) <= LINES[situation] + spec - 3 + 6 * asked + 2 * max(0, starting - 1), "\n".join(page)
+    more = sum(condition.type in (*WHILE_ASKED, STALLED, ROLLED_BACK) for condition in status.conditions)
+    others = len(status.startup.pods or ()) if status.startup is not None else 0
+    spec, avoided = page.index("Status:") - page.index("Spec:") - 1, 3 if status.avoided_nodes else 0
+    assert len(page) <= LINES[situation] + spec - 10 + 6 * more + 2 * others + avoided + (
+        situation == "crashed" and status.url is not None
+    ), "\n".join(page)
 
 
 @pytest.mark.parametrize("name", STORIES)

@@ -72,7 +72,7 @@ NOT_RUN = {
     "python hack/testenv/__main__.py down": "belongs to a control plane of `up`",
     "kubectl get vllm --namespace models --watch": "does not end",
     "helm install prometheus-adapter prometheus-adapter --repo https://prometheus-community.github.io/helm-charts --namespace monitoring "
-    "--set prometheus.url=http://prometheus.monitoring.svc --set prometheus.port=9090": "downloads a chart of others",
+    "--values adapter.yaml": "downloads a chart of others",
     "kubectl get --raw /apis/custom.metrics.k8s.io/v1beta1/namespaces/models/pods/*/vllm:num_requests_waiting": "needs the adapter; "
     "tests/cluster/test_scaling.py serves this API",
     "kubectl vllm status deepseek -n models --watch": "does not end; test_status_command.py tests its parts",

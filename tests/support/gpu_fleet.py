@@ -447,7 +447,7 @@ class GPUFleet:
         return False
 
     def _has_run(self, resource: Manifest) -> bool:
-        revision = self._find(REVISION, reading.text(resource, "status", "plan", "revision"))
+        revision = self._find(REVISION, reading.text(resource, "status", "revision"))
         return bool(reading.text(revision, "metadata", "annotations", "vllm-operator.dev/ran"))
 
     def _check_stopped(self, each: Manifest, *, is_begin: bool) -> None:
@@ -557,7 +557,7 @@ def verdict(resource: Manifest, type: str) -> str:
 
 def is_begun(resource: Manifest, live: Manifest | None) -> bool:
     """Whether the Deployment follows the plan in the status: no rollout is held."""
-    return live is not None and live["metadata"]["annotations"][PLAN_ANNOTATION] == reading.text(resource, "status", "plan", "revision")
+    return live is not None and live["metadata"]["annotations"][PLAN_ANNOTATION] == reading.text(resource, "status", "revision")
 
 
 def untrue_numbers(resource: Manifest, pods: list[Manifest], live: Manifest | None) -> Iterator[str]:
@@ -577,22 +577,19 @@ def untrue_numbers(resource: Manifest, pods: list[Manifest], live: Manifest | No
 
 
 def untrue_plan(resource: Manifest, live: Manifest | None) -> Iterator[str]:
-    """GPU, IMAGE and what is said of the plan."""
+    """GPU and what is said of the plan."""
     if live is None or not is_begun(resource, live):
         return
-    summary = resource["status"]["plan"]
     title = known_gpus().title(product_of(live), None).removesuffix(" of unknown architecture")
     reason = reading.text(reading.named(resource, "Ready", "status", "conditions"), "reason")
     if title not in plan_verdict(resource).message and reason not in REFUSALS:
         yield f"the plan does not name {title}, for which the Deployment is"
-    [image] = [each["image"] for each in live["spec"]["template"]["spec"]["containers"] if each["name"] == "vllm"]
-    if summary.get("image") != image:
-        yield f"the image is not {image}"
 
 
 def untrue_messages(resource: Manifest, pods: list[Manifest], truth: Truth) -> Iterator[str]:
     """STAGE, and what Ready says of Pods and GPUs."""
-    shown = {str(each["name"]) for each in reading.objects(resource, "status", "startup", "pods")}
+    startup = reading.mapping(resource, "status", "startup")
+    shown = {str(each["name"]) for each in reading.objects(startup, "pods")} | ({startup["pod"]} if "pod" in startup else set())
     if finished := shown - truth.starting:
         yield f"a start of {sorted(finished)} is shown"
     said = reading.named(resource, "Ready", "status", "conditions")

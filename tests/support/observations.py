@@ -266,7 +266,7 @@ def observe(
 
 def following(observation: Observation, status: VLLMDeploymentStatus) -> Observation:
     """The observation where this status was written before, and its plan is pinned."""
-    pinned = (observation.outcome.plan or plan()) if status.plan is not None else None
+    pinned = (observation.outcome.plan or plan()) if status.revision is not None else None
     return replace(observation, resource=observation.resource.model_copy(update={"status": status}).with_pinned(pinned))
 
 

@@ -161,7 +161,7 @@ def llama(namespace: str, name: str = "llama", **spec: Any) -> Manifest:
 
 async def pinned_plan(cluster: Cluster, resource: Manifest) -> Manifest:
     """The whole current plan, from the ControllerRevision that the status names."""
-    plan: Manifest = (await cluster.get("ControllerRevision", resource["status"]["plan"]["revision"]))["data"]
+    plan: Manifest = (await cluster.get("ControllerRevision", resource["status"]["revision"]))["data"]
     return plan
 
 

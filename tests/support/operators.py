@@ -135,9 +135,8 @@ class Bench:
 
     def plan(self, name: str = "llama") -> Plan:
         """The current plan, from the ControllerRevision that the status names."""
-        summary, resource = self.status(name).plan, VLLMDeployment.parse(self.resource(name))
-        assert summary is not None
-        [revision] = [item for item in self.cluster.all(REVISION) if item["metadata"]["name"] == summary.revision]
+        named, resource = self.status(name).revision, VLLMDeployment.parse(self.resource(name))
+        [revision] = [item for item in self.cluster.all(REVISION) if item["metadata"]["name"] == named]
         return read_revision(resource, revision)
 
     def condition(self, type: str, name: str = "llama") -> Condition:

@@ -16,7 +16,7 @@ def plan_verdict(status: VLLMDeploymentStatus | Manifest) -> Verdict:
         return Verdict(FALSE, ready.reason, ready.message)
     if drifted is not None:
         return Verdict(TRUE, drifted.reason, drifted.message)
-    return Verdict(TRUE, "Planned", status.plan.message or "") if status.plan is not None else Verdict(UNKNOWN, "", "")
+    return Verdict(TRUE, "Planned", status.plan or "") if status.revision is not None else Verdict(UNKNOWN, "", "")
 
 
 def cache_verdict(status: VLLMDeploymentStatus | Manifest) -> Verdict:

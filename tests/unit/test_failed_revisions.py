@@ -77,13 +77,10 @@ async def test_the_last_revision_that_served_runs_again(fate: str) -> None:
 
 async def test_the_message_says_from_where_to_where_why_and_what_to_do() -> None:
     made = await fail("rejects its command line")
-    pod = made.bench.status().rollback
-    assert pod is not None
     assert made.message("RolledBack") == (
-        f"Revision 2 failed 6 s after the creation of Pod {pod.pod}, so the operator went back to revision 1, and all replicas were "
-        "ready 1 s later. The engine broke. What to do: mend it. A changed spec is tried at once, the same one with `kubectl annotate "
-        "vllm llama "
-        "-n default --overwrite vllm-operator.dev/replan=$(date +%s)`."
+        "Revision 2 failed, so the operator went back to revision 1. The engine broke. What to do: mend it. A changed spec is tried at "
+        "once, the same one with `kubectl annotate vllm llama -n default --overwrite vllm-operator.dev/replan=$(date +%s)`. What the "
+        "current spec changes of revision 1: engine.version 0.20.1 → 0.24.0. All replicas were ready again 1 s after that."
     )
     assert made.message("Ready") == "Revision 1 serves, because revision 2 failed. See condition RolledBack."
 
@@ -91,8 +88,7 @@ async def test_the_message_says_from_where_to_where_why_and_what_to_do() -> None
 async def test_without_a_spare_gpu_it_says_how_long_both_starts_took() -> None:
     made = await fail("crashes under load", surge=False)
     assert made.serving == [OLD]
-    assert "so the operator went back to revision 1, and all replicas were ready 41 s later." in made.message("RolledBack")
-    assert "Revision 2 failed 2 min 41 s after the creation of Pod" in made.message("RolledBack")
+    assert made.message("RolledBack").endswith("All replicas were ready again 41 s after that.")
 
 
 @pytest.mark.parametrize("harm", HARMLESS)

@@ -42,7 +42,7 @@ def test_each_gpu_has_a_line_with_the_smallest_number_that_fits(capsys: pytest.C
 def test_deepseek_v3_does_not_fit_on_one_dgx_spark(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "deepseek-ai/DeepSeek-V3", "--gpu", "GB10")
     assert status == 1
-    assert "The weights take 628.8 GiB of 121.6 GiB." in out
+    assert "The weights take 628.8 GiB per device of 121.6 GiB." in out
 
 
 @pytest.mark.parametrize(

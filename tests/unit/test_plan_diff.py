@@ -41,7 +41,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
         if "plan" in resource:
             pinned = Plan.model_validate(resource.pop("plan"))
             objects.append(revision := render_revision(VLLMDeployment.parse(resource), pinned, 1))
-            resource["status"] = {"plan": {"revision": revision["metadata"]["name"], "image": pinned.image}}
+            resource["status"] = {"revision": revision["metadata"]["name"]}
         (tmp_path / "cr.yaml").write_text(yaml.safe_dump(resource), "utf-8")
         (tmp_path / "nodes.yaml").write_text(yaml.safe_dump_all(objects), "utf-8")
         status = main(["plan", "-f", str(tmp_path / "cr.yaml"), "--nodes", str(tmp_path / "nodes.yaml"), "--diff", *options])

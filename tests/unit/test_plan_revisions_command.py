@@ -73,7 +73,7 @@ def test_the_plan_in_force_is_compared_with_todays(run: Run, objects: list[dict[
     status, page = run("plan", "llama", "--diff")
     assert status == 1  # there are no nodes in the file
     assert "Running Pods are not affected" in page
-    named = objects[0]["status"]["plan"]["revision"]
+    named = objects[0]["status"]["revision"]
     status, page = run("plan", "llama", "--diff", without="ControllerRevision")
     assert (status, f"ControllerRevision {named}, which contains the plan of llama, is missing" in " ".join(page.split())) == (2, True)
 

@@ -45,9 +45,7 @@ def names(bench: Bench) -> list[str]:
 
 
 def in_force(bench: Bench) -> str:
-    summary = bench.status().plan
-    assert summary is not None
-    return summary.revision
+    return bench.status().revision or ""
 
 
 def applied(bench: Bench) -> str:
@@ -223,10 +221,10 @@ async def test_the_status_cannot_name_the_plan_of_another_object(bench: Bench, f
     await fleet.serve()
     bench.cluster.put(llama("other", engine={"version": "0.24.0"}))
     await bench.settle(("default", "other"))
-    other = bench.status("other").plan
+    other = bench.status("other").revision
     assert other is not None
     before, status = bench.deployment()["spec"], bench.resource()["status"]
-    named = {**status, "plan": {**status["plan"], "revision": other.revision}}
+    named = {**status, "revision": other}
     for is_restarted in (False, True):
         bench.cluster.set_status(VLLM_DEPLOYMENT, "default", "llama", named)
         if is_restarted:

@@ -368,7 +368,7 @@ async def test_progress_is_shown_as_a_stage_with_bytes_and_time(bench: Bench, fl
     block = bench.status().startup
     assert block is not None
     assert (block.stage, block.completed, block.total, block.eta_seconds) == ("WeightDownload", 4 << 30, 16 << 30, 720)
-    assert [each.name for each in block.pods] == [pod]
+    assert (block.pod, block.pods) == (pod, None)
 
 
 @pytest.mark.parametrize(

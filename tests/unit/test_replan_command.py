@@ -22,7 +22,7 @@ def condition(name: str, status: str, reason: str = "R", message: str = "m") -> 
 
 def resource(name: str = "llama", *conditions: dict[str, str], token: str = "", crash: str = "") -> dict[str, Any]:
     status: dict[str, Any] = {"conditions": list(conditions)}
-    status |= {"plan": {"revision": "r", "image": "i", "replanToken": token}} if token else {}
+    status |= {"revision": "r", "replanToken": token} if token else {}
     status |= {"lastCrash": {"time": crash}} if crash else {}
     return {**llama(name), "status": status}
 

@@ -261,7 +261,7 @@ SITUATIONS = {
         )
         for kind, reason, see, more in (
             ("a route", "NotExposed", "Exposed", {"exposure": Exposure((DISABLED,))}),
-            ("a NetworkPolicy", "NotIsolated", "Exposed", {"exposure": Exposure((NO_POLICY, DISABLED))}),
+            ("a NetworkPolicy", "NotIsolated", "Isolated", {"exposure": Exposure((NO_POLICY,))}),
             ("a route without a Gateway", "NotExposed", "Exposed", {"exposure": Exposure(awaits_gateway=True)}),
             ("an autoscaler", "NotAutoscaled", "Autoscaled", {"scaling": (NO_METRICS,)}),
             ("a budget", "NotProtected", "Protected", {"scaling": (NO_BUDGET,)}),

@@ -12,8 +12,7 @@ from support import observations as o
 from support.own_knowledge import LICENCE_SIGNATURE
 from support.shapes import OBJECTS
 from vllm_operator.api.conditions import find_condition
-from vllm_operator.api.plan import ObservedBackend
-from vllm_operator.api.status import VLLMDeploymentStatus
+from vllm_operator.api.status import ObservedBackend, VLLMDeploymentStatus
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.catalog.user_entries import with_user_signatures
 from vllm_operator.logs.state import CacheEvidence, Crash, Progress, Stage, StartupState
@@ -144,8 +143,8 @@ def test_a_restarted_operator_that_has_no_logs_any_more_keeps_what_was_seen() ->
     assert again.events == ()
     assert again.status.cache is not None
     assert again.status.cache.warm_start_seconds == 35
-    assert again.status.plan is not None
-    assert again.status.plan.observed_backends == [ObservedBackend(component="Attention", backend="TRITON_MLA")]
+    assert again.status.engine is not None
+    assert again.status.engine.observed_backends == [ObservedBackend(component="Attention", backend="TRITON_MLA")]
 
 
 SHARED: dict[str, Any] = {"spec": {"cache": {"claimName": "shared"}}, "claim_name": "shared"}

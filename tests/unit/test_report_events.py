@@ -1,19 +1,16 @@
 """The story that events tell, and that nothing is told twice."""
 
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from support import observations as o
 from support.verdicts import plan_verdict
 from vllm_operator.api.conditions import Verdict
 from vllm_operator.api.events import EventDraft
-from vllm_operator.api.plan import BackendChoice, ObservedBackend
-from vllm_operator.api.status import ConditionStatus
+from vllm_operator.api.plan import BackendChoice
+from vllm_operator.api.status import ConditionStatus, ObservedBackend
 from vllm_operator.logs.state import CacheEvidence, Progress, Stage, StartupState
 from vllm_operator.status.observation import Exposure, ObjectProblem, Observation
 from vllm_operator.status.report import Report, report
@@ -102,13 +99,7 @@ def test_a_plan_is_reported_where_it_replaces_another_state() -> None:
 
 def test_a_cold_start_is_reported_until_it_serves() -> None:
     story = play(o.observe(), compiling(100), capturing(290), ready(300, CacheEvidence(misses=9)))
-    assert [told(written.events) for written in story] == [
-        [],
-        [],
-        [("Normal", "StageCompleted")],
-        [("Normal", "Started")],
-    ]
-    assert story[2].events[0].message == "Pod vllm-a-x1: warming up kernels took 4 min 44 s."
+    assert [told(written.events) for written in story] == [[], [], [], [("Normal", "Started")]]
     assert story[3].events[0].message == "The replica is ready. The start took 6 min (cold caches)."
 
 
@@ -130,29 +121,6 @@ def test_a_replica_that_answers_again_has_not_started() -> None:
     )
     story = play(o.observe(), o.observe(hung), o.observe(o.ready_pod(since=-500, ready=-20)))
     assert story[2].events[0].message == "The replica is ready."
-
-
-def test_an_image_pull_that_the_pod_has_left_is_reported_once() -> None:
-    pulling = o.observe(o.pending_pod("ContainerCreating"), pod_events=(o.event("Pulling", seconds=-300),))
-    story = play(pulling, o.observe(o.starting_pod(since=-60)), o.observe(o.starting_pod(since=-60)))
-    assert [told(written.events) for written in story[1:]] == [[("Normal", "StageCompleted")], []]
-    assert story[1].events[0].message == "Pod vllm-a-x1: pulling the image took 4 min."
-
-
-def test_a_log_that_claims_an_image_pull_completes_none() -> None:
-    odd = o.observe(o.starting_pod(since=-60), states={UID: StartupState(stage=Stage.IMAGE_PULL, stage_since=o.at(-900))})
-    assert [told(written.events) for written in play(odd, odd)][1] == []
-
-
-def test_a_long_stage_is_reported_when_the_pod_serves_right_after_it() -> None:
-    story = play(compiling(200), ready(284, CacheEvidence(misses=9)))
-    assert told(story[1].events) == [("Normal", "StageCompleted"), ("Normal", "Started")]
-
-
-def test_a_short_stage_is_not_reported() -> None:
-    brief = replace(compiling(20), startups={UID: StartupState(stage=Stage.WEIGHT_LOAD, stage_since=o.at(-20))})
-    assert told(play(brief, capturing(290))[1].events) == [("Normal", "StageCompleted")]
-    assert told(play(brief, replace(compiling(30)))[1].events) == []
 
 
 def test_a_stall_is_reported_once_and_again_if_it_comes_again_elsewhere() -> None:
@@ -211,8 +179,7 @@ def test_layers_of_another_kind_beside_the_planned_ones_are_no_difference() -> N
     state = StartupState(stage=Stage.WEIGHT_LOAD, observed_backends=(("MoE", "BATCHED_DEEPGEMM"), ("MoE", "TRITON")))
     written = report(o.observe(o.starting_pod(), states={X1: state}))
     assert told(written.events) == []
-    assert written.status.plan is not None
-    assert written.status.plan.observed_backends is None
+    assert written.status.engine is None
 
 
 def test_an_engine_that_takes_another_backend_than_it_was_known_to_take_is_reported() -> None:
@@ -232,8 +199,8 @@ def test_what_the_engine_may_take_for_reasons_of_its_own_is_no_difference() -> N
     outcome = replace(observed.outcome, plan=plan.model_copy(update={"backends": [choice]}))
     written = report(replace(observed, outcome=outcome))
     assert told(written.events) == []
-    assert written.status.plan is not None
-    assert written.status.plan.observed_backends == [ObservedBackend(component="AllReduce", backend="PYNCCL")]
+    assert written.status.engine is not None
+    assert written.status.engine.observed_backends == [ObservedBackend(component="AllReduce", backend="PYNCCL")]
 
 
 def test_an_image_that_cannot_be_pulled_is_reported_once_whatever_the_kubelet_calls_it() -> None:
@@ -264,48 +231,3 @@ def test_a_lost_node_is_reported_once() -> None:
     lost = o.observe(o.pod(containers=[o.container(o.running(), started=True, ready=True)], conditions=conditions))
     story = play(o.observe(o.ready_pod()), lost, lost)
     assert [("Warning", "NodeLost") in told(written.events) for written in story] == [False, True, False]
-
-
-def test_a_long_stage_of_a_pod_that_only_fills_a_cache_is_reported_too() -> None:
-    moved = [replace(observed, primers=observed.pods, pods=()) for observed in (compiling(100), capturing(290))]
-    assert told(play(*moved)[1].events) == [("Normal", "StageCompleted")]
-
-
-STAGES = (
-    Stage.PROCESS_START,
-    Stage.CONFIGURATION,
-    Stage.WEIGHT_LOAD,
-    Stage.TORCH_COMPILE,
-    Stage.FLASHINFER_WARMUP,
-    Stage.CUDA_GRAPH_CAPTURE,
-)
-
-
-def at_this_time(durations: list[int], seconds: int) -> Observation:
-    """A start whose stages take so long, as it is so many seconds after it began."""
-    begins = list(accumulate(durations, initial=0))
-    entered = tuple((stage, o.at(begin)) for stage, begin in zip((*STAGES, Stage.READY), begins, strict=True) if begin <= seconds)
-    state = StartupState(stage=entered[-1][0], stage_since=entered[-1][1], started_at=o.at(0), last_line_at=entered[-1][1], entered=entered)
-    serves = state.stage is Stage.READY
-    pod = o.ready_pod(since=0, ready=begins[-1]) if serves else o.starting_pod(since=0)
-    return o.observe(pod, states={X1: state}, now=o.at(seconds))
-
-
-DURATIONS = st.lists(st.integers(1, 200), min_size=len(STAGES), max_size=len(STAGES))
-LOOKS = st.lists(st.tuples(st.integers(0, 1200), st.booleans()), max_size=12)
-
-
-@given(DURATIONS, LOOKS)
-def test_every_long_stage_is_reported_exactly_once_whenever_one_looks_and_whatever_is_lost(
-    durations: list[int], looks: list[tuple[int, bool]]
-) -> None:
-    status, keys = at_this_time(durations, 0).resource.status, list[str]()
-    for seconds, is_lost in [(0, False), *sorted(looks), (1200, False)]:
-        observed = at_this_time(durations, seconds)
-        written = report(o.following(observed, status))
-        keys += [event.key for event in written.events if event.reason == "StageCompleted"]
-        status = status if is_lost else written.status  # the operator may end between the events and the status
-    want = [f"stage-uid-vllm-a-x1-0-{stage}" for stage, seconds in zip(STAGES, durations, strict=True) if seconds > 60]
-    assert sorted(set(keys)) == sorted(want)
-    if not any(is_lost for _, is_lost in looks):
-        assert len(keys) == len(want)

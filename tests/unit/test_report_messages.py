@@ -35,8 +35,9 @@ NODE = AvoidedNode(name="gpu-1", boot_id="")
 FACTS: dict[str, Any] = {
     "pod": o.observe(o.crashed_pod()).pod_facts[0],
     "crash": CrashStatus(signature="SomeCrash", cause="It broke.", pod="vllm-a-x1", exit_code=1),
-    "rollback": RollbackStatus(failed="vllm-a-1", failed_number=2, number=1, pod="vllm-a-x1", why="It broke.", time=o.stamp(0)),
+    "rollback": RollbackStatus(failed="vllm-a-1", failed_number=2, number=1, time=o.stamp(0), back_seconds=40),
     "nodes": [NODE],
+    "changes": ("engine.version 0.20.1 → 0.24.0",),
     "avoided": NODE,
     "since": o.NOW,
     "time": o.NOW,

@@ -79,7 +79,12 @@ def test_experts_are_spread_whole_where_their_blocks_cannot_be_divided() -> None
 @pytest.mark.parametrize(
     ("uri", "kind", "spec", "said"),
     [
-        (DEEPSEEK, "gb10", {}, "does not fit on 1 NVIDIA GB10 (sm_121). The weights take 628.8 GiB of 121.6 GiB."),
+        (
+            DEEPSEEK,
+            "gb10",
+            {},
+            "does not fit on 1 NVIDIA GB10 (sm_121). The weights take 628.8 GiB per device of 121.6 GiB.",
+        ),
         (DEEPSEEK, "h100-sxm", {}, "does not fit on 8 NVIDIA H100 80GB (sm_90). Weights and activations take"),
         (LLAMA_70B, "h100-sxm", {"parallelism": {"tensor": 1}}, "Use 4 NVIDIA H100 80GB (sm_90): `kubectl patch"),
         ("hf://meta-llama/Llama-3.1-8B-Instruct", "t4", {"parallelism": {"tensor": 1}}, "a 4-bit checkpoint of the same model"),

@@ -240,7 +240,7 @@ def test_weights_too_large_for_a_slice_call_for_a_larger_one() -> None:
     request = deployment(model={"uri": "hf://meta-llama/Llama-3.1-70B-Instruct"}, accelerator={"mig": {"profile": "1g.10gb"}})
     reason, message = refusal(request, real_node("h100-mig-mixed"))
     assert reason == "DoesNotFit"
-    assert "does not fit on 1 MIG slice 1g.10gb of NVIDIA H100 80GB (sm_90). The weights take 131.4 GiB of 9.3 GiB." in message
+    assert "does not fit on 1 MIG slice 1g.10gb of NVIDIA H100 80GB (sm_90). The weights take 131.4 GiB per device of 9.3 GiB." in message
     assert "tensor" not in message
 
 

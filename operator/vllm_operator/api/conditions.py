@@ -33,8 +33,10 @@ PLAN_DRIFTED = "PlanDrifted"
 """The current plan is not the one that would be made now: with the catalog, the nodes or the preset of today, or without the rollback."""
 ROLLED_BACK = "RolledBack"
 """The operator gave up the revision of the current spec, and an earlier one runs. The message has the cause and what to do."""
+ISOLATED = "Isolated"
+"""The NetworkPolicy is in effect. False: other clients may reach the engine. Set while `spec.networkPolicy` asks for one."""
 EXPOSED = "Exposed"
-"""The NetworkPolicy, HTTPRoute and InferencePool are in effect. Set while `spec.networkPolicy` or `spec.gateway` asks for one."""
+"""The HTTPRoute and the InferencePool are in effect. Set while `spec.gateway` asks for them."""
 AUTOSCALED = "Autoscaled"
 """The autoscaler is in effect. Set while `spec.autoscaling` asks for one."""
 PROTECTED = "Protected"
@@ -47,7 +49,7 @@ ALWAYS = (READY, AVAILABLE)
 """Normal-true conditions that are set on every object that the operator has seen."""
 WHILE_TRUE = (CRASHED, HUNG, STALLED, PLAN_DRIFTED, ROLLED_BACK)
 """Abnormal-true conditions: set only while they are True."""
-WHILE_ASKED = (EXPOSED, AUTOSCALED, PROTECTED, CACHE_PUBLISHED)
+WHILE_ASKED = (ISOLATED, EXPOSED, AUTOSCALED, PROTECTED, CACHE_PUBLISHED)
 """Normal-true conditions that are set while the spec asks for what they are about."""
 ORDER = (*ALWAYS, *WHILE_TRUE, *WHILE_ASKED)
 """Order in which conditions are shown."""
@@ -154,7 +156,7 @@ class Reason:
     """The PersistentVolumeClaim is smaller than the weights. No Pod starts before it has grown."""
     # Ready: not everything that the spec asks for is in effect, or the operator cannot work
     NOT_ISOLATED = "NotIsolated"
-    """All replicas serve, but the NetworkPolicy is not in effect, so other clients may reach the engine. The condition Exposed says why."""
+    """All replicas serve, but the NetworkPolicy is not in effect: other clients may reach the engine. The condition Isolated says why."""
     NOT_EXPOSED = "NotExposed"
     """All replicas serve, but the HTTPRoute or the InferencePool is not in effect. The condition Exposed says why."""
     NOT_AUTOSCALED = "NotAutoscaled"
@@ -164,8 +166,8 @@ class Reason:
     NOT_PUBLISHED = "NotPublished"
     """All replicas serve, but their caches are not in the registry. The condition CachePublished says why."""
     APPLY_FAILED = "ApplyFailed"
-    """The API server refused an object that the operator applied. The message says which and why. Also a reason of Exposed, Autoscaled
-    and Protected."""
+    """The API server refused an object that the operator applied. The message says which and why. Also a reason of Isolated, Exposed,
+    Autoscaled and Protected."""
     OPERATOR_FAILED = "OperatorFailed"
     """An unexpected error occurred in the operator. The message quotes it. The operator retries."""
     # Available
@@ -192,7 +194,7 @@ class Reason:
     what to change."""
     # Exposed
     IN_EFFECT = "InEffect"
-    """The objects that the spec asks for exist. Also a reason of Autoscaled and Protected."""
+    """The objects that the spec asks for exist. Also a reason of Isolated, Autoscaled and Protected."""
     ROUTE_NOT_ACCEPTED = "RouteNotAccepted"
     """No Gateway has accepted the HTTPRoute yet."""
     INTEGRATION_DISABLED = "IntegrationDisabled"

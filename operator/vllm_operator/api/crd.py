@@ -144,7 +144,7 @@ def _columns() -> list[dict[str, Any]]:
     """Columns of `kubectl get`. Those with priority 1 are shown only with `-o wide`."""
     columns = (
         ("Model", "string", ".spec.model.uri", "URI of the model.", 0),
-        ("GPU", "string", ".status.plan.gpu", "Chosen GPU.", 0),
+        ("GPU", "string", ".status.gpu", "Chosen GPU.", 0),
         ("Desired", "integer", ".spec.replicas", "Desired number of Pods.", 0),
         ("Ready", "integer", ".status.readyReplicas", "Number of ready Pods.", 0),
         ("Status", "string", f"{READY}.reason", "Reason of the condition Ready.", 0),
@@ -152,7 +152,6 @@ def _columns() -> list[dict[str, Any]]:
         ("URL", "string", ".status.url", "URL of the engine for clients in the cluster.", 0),
         ("Age", "date", ".metadata.creationTimestamp", "Time since creation.", 0),
         ("Cache", "string", ".status.cache.state", "State of the caches.", 1),
-        ("Image", "string", ".status.plan.image", "Container image.", 1),
         ("Crash", "string", ".status.lastCrash.signature", "Name of the last crash.", 1),
         ("Message", "string", f"{READY}.message", "Message of the condition Ready, which may be long.", 1),
     )

@@ -1,4 +1,4 @@
-"""The plan, which a ControllerRevision contains, and its summary in the status.
+"""The plan, which a ControllerRevision contains.
 
 `Plan` is the result of the planner. The current plan is rendered without planning again, so an upgrade of the operator does not replace
 running Pods.
@@ -206,32 +206,3 @@ class Plan(Model):
         """Profile of the MIG slices, such as `1g.10gb`; None for whole GPUs."""
         profile = next((part.value for part in self.cache_key_parts if part.name == "migProfile"), None)
         return None if profile == "none" else profile
-
-
-class ObservedBackend(Model):
-    """A kernel backend that the log of the engine reports."""
-
-    component: str = Field(max_length=64, description="Part of the engine that the backend implements.")
-    backend: str = Field(max_length=128, description="Name of the backend in the log.")
-
-
-class PlanSummary(Model):
-    """The current plan in short."""
-
-    revision: str = Field(max_length=253, description="Name of the ControllerRevision that contains the plan.")
-    message: str | None = optional(
-        "GPU, engine, backends and notes in words. Absent while the condition PlanDrifted says them.", max_length=1024
-    )
-    replan_token: str | None = optional("Value of the replan annotation when the plan was made.", max_length=256)
-    gpu: str | None = optional(
-        "GPU, as the label nvidia.com/gpu.product of its nodes names it, else its architecture. Absent if both are unknown.", max_length=256
-    )
-    resource_name: str | None = optional("Resource that each Pod requests. Absent if it is nvidia.com/gpu.", max_length=256)
-    image: str = Field(max_length=1024, description="Container image.")
-    memory: str | None = optional("Memory of one GPU as predicted, and as the engine measured it at its start.", max_length=256)
-    observed_backends: list[ObservedBackend] | None = optional(
-        "Backends that the log of the engine reports and that are not those of the plan.", list_map("component"), max_length=32
-    )
-    unserved_adapters: list[Annotated[str, Field(max_length=128)]] | None = optional(
-        "LoRA adapters of the spec that the engine has not loaded, according to its log.", LIST_ATOMIC, max_length=64
-    )

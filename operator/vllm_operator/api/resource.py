@@ -36,7 +36,8 @@ class VLLMDeployment(Model):
     `pinned` is the current plan. It is not a part of the object: the status names it, and it is recorded elsewhere. `preset`
     was merged into `spec`, `preset_change` says how the preset differs today, and `is_preset_gone` whether it does not exist any more
     (`planning/presets.py`). `rolled_back_to` is the number of the earlier revision that runs instead of that for the current spec, as an
-    annotation requests or as the operator decided (`is_rolled_back_by_operator`). `pinned`, and the fields of `spec` that plans depend on,
+    annotation requests or as the operator decided (`is_rolled_back_by_operator`), and `rolled_back_changes` what the current spec changes,
+    in words. `pinned`, and the fields of `spec` that plans depend on,
     are then those of that revision (`planning/pinning.py`).
     """
 
@@ -49,6 +50,7 @@ class VLLMDeployment(Model):
     is_preset_gone: bool = Field(default=False, exclude=True)
     rolled_back_to: int | None = Field(default=None, exclude=True)
     is_rolled_back_by_operator: bool = Field(default=False, exclude=True)
+    rolled_back_changes: tuple[str, ...] = Field(default=(), exclude=True)
 
     @classmethod
     def parse(cls, manifest: Mapping[str, Any]) -> "VLLMDeployment":

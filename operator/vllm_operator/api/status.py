@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from vllm_operator.api.base import LIST_ATOMIC, MAP_ATOMIC, Model, Text, list_map, optional, repeated
-from vllm_operator.api.plan import PlanSummary
 
 LONGEST_STAGE_SECONDS = 7 * 86_400
 """A longer stage was measured by a clock that was changed in between."""
@@ -45,6 +44,25 @@ class Condition(Model):
         description="Cause of the status, as one word in CamelCase.",
     )
     message: str = Field(max_length=32768, description="Observed state, and what the user can do about it.")
+
+
+class ObservedBackend(Model):
+    """A kernel backend that the log of the engine reports."""
+
+    component: str = Field(max_length=64, description="Part of the engine that the backend implements.")
+    backend: str = Field(max_length=128, description="Name of the backend in the log.")
+
+
+class EngineStatus(Model):
+    """What the log of the engine says about its plan."""
+
+    memory: str | None = optional("Memory of one GPU as predicted, and as the engine measured it at its start.", max_length=256)
+    observed_backends: list[ObservedBackend] | None = optional(
+        "Backends that are not those of the plan.", list_map("component"), max_length=32
+    )
+    unserved_adapters: list[Annotated[str, Field(max_length=128)]] | None = optional(
+        "LoRA adapters of the spec that the engine has not loaded.", LIST_ATOMIC, max_length=64
+    )
 
 
 class QuarantinedCache(Model):
@@ -102,19 +120,21 @@ class CacheStatus(Model):
 
 
 class PodStartup(Model):
-    """The start of one Pod. The stage and the progress of the first one are those of the start."""
+    """The start of one more Pod."""
 
     name: str = Field(max_length=253, description="Name of the Pod.")
-    stage: str | None = optional("Current stage. Absent for the first Pod.", max_length=64)
+    stage: str | None = optional("Current stage.", max_length=64)
     completed: int | None = optional("Completed units of this stage.", ge=0)
     total: int | None = optional("Total units of this stage.", ge=0)
     restarts: int | None = optional("Number of restarts of the engine container, if any.", ge=0)
 
 
 class StartupStatus(Model):
-    """The start in progress. Pods that are furthest behind come first."""
+    """The start in progress: of the Pod that is furthest behind, then of the others."""
 
-    stage: str | None = optional("Stage of the Pod that is furthest behind.", max_length=64)
+    pod: str | None = optional("Name of the Pod that is furthest behind.", max_length=253)
+    restarts: int | None = optional("Number of restarts of its engine container, if any.", ge=0)
+    stage: str | None = optional("Its current stage.", max_length=64)
     completed: int | None = optional("Completed units of this stage.", ge=0)
     total: int | None = optional("Total units of this stage.", ge=0)
     stage_since: Timestamp | None = optional("Time when that Pod entered this stage.", {"format": "date-time"})
@@ -126,21 +146,23 @@ class StartupStatus(Model):
         "Estimated remaining seconds of the stage from updateTime on: from the engine's own progress, else from the last start with the "
         "same caches, else from a test with another model, which the condition Ready names. Absent if unknown or exceeded."
     )
-    pods: list[PodStartup] = repeated("Pods that are starting, at most 16.", list_map("name"), max_length=16)
+    pods: list[PodStartup] | None = optional(
+        "Other Pods that are starting, at most 15, furthest behind first.", list_map("name"), max_length=15
+    )
 
 
 class CrashStatus(Model):
-    """The last crash. While it is in force, what the condition Crashed says is absent here."""
+    """The last crash. It has cause and remedy, unless the condition Crashed, or else RolledBack, has both word for word."""
 
     signature: str = Field(max_length=128, description="Name of the matching crash signature, or Unknown.")
-    cause: Text | None = optional("Cause of the crash. Absent while the condition Crashed says it.")
-    remedy: Text | None = optional("Recommended remedy. Absent while the condition Crashed says it.")
+    cause: Text | None = optional("Cause of the crash. Absent while a condition says it.")
+    remedy: Text | None = optional("Recommended remedy. Absent while a condition says it.")
     command: str | None = optional("kubectl command that makes the suggested change.", max_length=4096)
     reference: str | None = optional("Link to more information.", max_length=512)
     pod: str = Field(max_length=253, description="Name of the Pod that crashed.")
     node: str | None = optional("Name of its node.", max_length=253)
     exit_code: int | None = optional("Exit code of the engine container. Absent while the condition Crashed says it.")
-    restarts: int | None = optional("Number of restarts of the container before the crash.", ge=0)
+    restarts: int | None = optional("Number of restarts of the container before the crash, if any.", ge=0)
     time: Timestamp | None = optional("Time of the crash.", {"format": "date-time"})
     excerpt: str | None = optional("The line of the log that names the crash. Without secrets.", max_length=2048)
 
@@ -198,13 +220,7 @@ class RollbackStatus(Model):
         "ControllerRevision that runs instead. Absent if there is none, or `rollout.onFailure` is Hold.", max_length=253
     )
     number: int | None = optional("Its number.", ge=0)
-    pod: str | None = optional(
-        "Name of the Pod that failed. This and the next four are absent while no other revision runs.", max_length=253
-    )
-    why: Text | None = optional("Why it failed.")
-    remedy: Text | None = optional("Recommended remedy.")
-    command: str | None = optional("kubectl command that changes the spec as recommended.", max_length=4096)
-    tried_seconds: int | None = optional("Seconds from the creation of that Pod until its revision was given up.", ge=0)
+    command: str | None = optional("kubectl command that changes the spec as recommended in the condition RolledBack.", max_length=4096)
     time: Timestamp = Field(description="Time when it was given up.", json_schema_extra={"format": "date-time"})
     back_seconds: int | None = optional("Seconds from then until all replicas served again.", ge=0)
 
@@ -230,8 +246,17 @@ class VLLMDeploymentStatus(Model):
     url: str | None = optional(
         "URL of the engine for clients in the cluster. It is set when the first replica serves, and stays.", max_length=1024
     )
-    # Both change as a whole. With one field owner per field, each write would cost the API server 50 % more.
-    plan: PlanSummary | None = optional("The current plan in short.", MAP_ATOMIC)
+    plan: str | None = optional(
+        "The current plan in words: GPU, version, backends and notes. Absent while the condition PlanDrifted says them.", max_length=1024
+    )
+    revision: str | None = optional("ControllerRevision that contains the current plan.", max_length=253)
+    gpu: str | None = optional(
+        "GPU of the plan, as the label nvidia.com/gpu.product of its nodes names it, else its architecture. Absent if both are unknown.",
+        max_length=256,
+    )
+    replan_token: str | None = optional("Value of the replan annotation when the plan was made.", max_length=256)
+    # It changes as a whole. With one field owner per field, each write would cost the API server 50 % more.
+    engine: EngineStatus | None = optional("What the log of the engine says about its plan.", MAP_ATOMIC)
     cache: CacheStatus | None = optional("Observed state of the caches.")
     startup: StartupStatus | None = optional("The start in progress.")
     last_crash: CrashStatus | None = optional("The last crash.")

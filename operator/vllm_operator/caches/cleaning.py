@@ -74,7 +74,7 @@ def find_cleaning_need(context: CacheContext, signatures: frozenset[str]) -> Cle
         return None
     crash, full_node = context.resource.status.last_crash, node_without_space(context, signatures)
     if crash is not None and full_node is not None:
-        return CleaningNeed(f"{crash.pod}/{crash.restarts}", True, full_node, tuple(quarantined_keys(context, timedelta(0))))
+        return CleaningNeed(f"{crash.pod}/{crash.restarts or 0}", True, full_node, tuple(quarantined_keys(context, timedelta(0))))
     aged = tuple(key for key in quarantined_keys(context, INSPECTION) if _is_due(context, key))
     node = next((view.node for _, view in context.replicas if view.phase is Phase.READY), "")
     return CleaningNeed(" ".join(aged), False, node or None, aged) if aged and (node or not context.is_one_node) else None

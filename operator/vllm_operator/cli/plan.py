@@ -153,8 +153,7 @@ def _show_revision(arguments: argparse.Namespace) -> int:
         found = {"plan": made.to_json(), "causes": why, "differences": _as_json(differences, _CHANGED)}
         print_as(found, arguments.output)
         return 0
-    pinned = resource.status.plan
-    state = "current" if pinned is not None and pinned.revision == reading.text(revision, "metadata", "name") else "earlier"
+    state = "current" if resource.status.revision == reading.text(revision, "metadata", "name") else "earlier"
     title = f"{resource.metadata.namespace}/{resource.metadata.name}, revision {number_of(revision)}, {state}"
     lines = [title, "", *_plan_lines(made, documents.catalog_with(documents.texts_in(arguments.rules)))]
     if before is not None:
@@ -264,9 +263,9 @@ def _find_revision(resource: VLLMDeployment, objects: Sequence[Manifest], number
 
 def with_pinned_plan(resource: VLLMDeployment, objects: Sequence[Manifest]) -> VLLMDeployment:
     """Return the object with the plan in the revision that its status names. Raises InputError if that is missing or cannot be read."""
-    if resource.status.plan is None:
+    name = resource.status.revision
+    if name is None:
         return resource
-    name = resource.status.plan.revision
     found = [entry for entry in revisions_of(resource, objects) if reading.text(entry, "metadata", "name") == name]
     if not found:
         raise InputError(f"ControllerRevision {name}, which contains the plan of {resource.metadata.name}, is missing")

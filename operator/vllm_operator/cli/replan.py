@@ -106,7 +106,7 @@ def judge(before: Manifest, now: Manifest, token: str) -> bool | None:
     )
     reason, reason_before = (named(each, READY, "status", "conditions").get("reason") for each in (now, before))
     refused = reason in REFUSALS and reason_before not in REFUSALS
-    if text(now, "status", "plan", "replanToken") != token:
+    if text(now, "status", "replanToken") != token:
         return False if refused else None
     if status[READY] == "True":
         return True

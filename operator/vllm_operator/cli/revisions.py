@@ -59,8 +59,7 @@ def _show_history(arguments: argparse.Namespace) -> int:
 
 def history(resource: VLLMDeployment, revisions: Sequence[Manifest], now: datetime) -> list[dict[str, Any]]:
     """Return the revisions of an object, oldest first, in the order of the columns of the table."""
-    current = resource.status.plan
-    running, rollbacks = current.revision if current is not None else "", rollbacks_to_try(resource)
+    running, rollbacks = resource.status.revision or "", rollbacks_to_try(resource)
     rows, before = list[dict[str, Any]](), None
     for revision in revisions:
         name = text(revision, "metadata", "name")
@@ -98,7 +97,7 @@ def find_rollback(resource: VLLMDeployment, revisions: Sequence[Manifest], numbe
     """
     name, status, ready = resource.metadata.name, resource.status, find_condition(resource.status.conditions, READY)
     by_name = {text(each, "metadata", "name"): each for each in revisions}
-    running = status.plan.revision if status.plan is not None else ""
+    running = status.revision or ""
     if status.observed_generation != resource.metadata.generation or ready is None:
         raise InputError(
             f"the operator has not processed the current spec of {name} yet. Try again, or check that it runs: kubectl vllm check"

@@ -233,8 +233,7 @@ class _StatusPage:
             line(Span(f"{'Stage':<{_LABEL}}", Style.BOLD), Span(stage, Style.CYAN), Span(f" for {since}" if since else "", Style.DIM))
         )
         self.lines += [line(" " * _LABEL, *spans)] if spans else []
-        # the stage of the first Pod is the one of the start
-        for pod in ({**startup, **pods[0]}, *pods[1:]) if len(pods) > 1 else ():
+        for pod in ({**startup, "name": text(startup, "pod")}, *pods) if pods else ():
             completed, total = integer(pod, "completed"), integer(pod, "total")
             done = f" {completed}/{total}" if completed is not None and total else ""
             self.lines.append(line(" " * _LABEL, Span(f"{text(pod, 'name')}: {text(pod, 'stage')}{done}", Style.DIM)))
@@ -258,12 +257,10 @@ class _StatusPage:
         self._add("Log", clean(text(self.last, "excerpt")), Style.DIM)
 
     def _add_gpu(self) -> None:
-        plan = mapping(self.status, "plan")
-        gpu, *parts = _PARTS.split((text(plan, "message") or self._message(PLAN_DRIFTED)).removeprefix("Planned for "))
+        gpu, *parts = _PARTS.split((text(self.status, "plan") or self._message(PLAN_DRIFTED)).removeprefix("Planned for "))
         self._add("GPU", gpu)
-        for part in (*parts, text(plan, "memory")):
+        for part in (*parts, text(self.status, "engine", "memory")):
             self._add("", part, Style.DIM)
-        self._add("Image", text(plan, "image"))
 
     def _add_caches(self) -> None:
         cache = mapping(self.status, "cache")
@@ -393,7 +390,7 @@ def _top_row(reason: str, style: Style, resource: Mapping[str, Any], now: dateti
         Span(name),
         Span(clean(reason, 40), style),
         Span("/".join(map(str, _ready(resource)))),
-        Span(text(resource, "status", "plan", "gpu")),
+        Span(text(resource, "status", "gpu")),
         Span(text(startup, "stage"), Style.CYAN),
         Span(_progress(startup, now)),
         Span(duration(left) if left is not None else "", Style.DIM),

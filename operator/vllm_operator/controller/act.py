@@ -108,7 +108,7 @@ class Actor:
         failure = result.applied.failure
         # An unavailable API server accepts no status either. The next attempt usually resolves a conflict, so it does not justify a first
         # status about children that do not exist yet.
-        if isinstance(failure, Unavailable) or (isinstance(failure, Conflict) and resource.status.plan is None):
+        if isinstance(failure, Unavailable) or (isinstance(failure, Conflict) and resource.status.revision is None):
             raise failure
         try:
             made = result.decision.outcome.plan or resource.pinned
@@ -116,8 +116,7 @@ class Actor:
             result.exposure = await self.optional.expose(resource, snapshot.manifest, has_groups=has_groups)
             result.scaling = await self.optional.scale(resource, snapshot.manifest, has_groups=has_groups)
             if revision is not None:
-                summary = resource.status.plan
-                in_use = {revision, applied_revision(snapshot.deployment), summary.revision if summary is not None else ""}
+                in_use = {revision, applied_revision(snapshot.deployment), resource.status.revision or ""}
                 in_use |= {name for names in rollbacks_to_try(resource) for name in names}
                 await self.plans.prune(snapshot.revisions, in_use)
         except ClusterError as error:

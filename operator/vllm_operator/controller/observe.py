@@ -254,7 +254,7 @@ class Observer:
 
     def _follow_logs(self, key: Key, resource: VLLMDeployment, pods: Sequence[PodView]) -> None:
         startup, crash = resource.status.startup, resource.status.last_crash
-        starting = {pod.name for pod in startup.pods or ()} if startup is not None else set[str]()
+        starting = {startup.pod or "", *(pod.name for pod in startup.pods or ())} if startup is not None else set[str]()
         # A Pod may have crashed, and be ready again, since the last reconciliation.
         recorded = (crash.pod, crash.restarts or 0) if crash is not None else None
         crashed = (runs[0] for pod in pods if len(runs := runs_to_follow(pod.manifest)) > 1)
@@ -268,8 +268,7 @@ class Observer:
             resource = await self.presets.merge(resource)
         if isinstance(resource, Verdict):
             return replace(snapshot, unplanned=Outcome(VALID_SPEC, resource, None))
-        summary = resource.status.plan
-        revision = find_revision(snapshot.revisions, summary.revision if summary is not None else None)
+        revision = find_revision(snapshot.revisions, resource.status.revision)
         standing = standing_of(resource, snapshot.pods, ran=is_recorded(revision, RAN_ANNOTATION))
         progress = reading.named(snapshot.deployment, "Progressing", "status", "conditions").get("reason")
         served = is_recorded(revision, SERVED_ANNOTATION) or resource.status.ready_replicas or progress == "NewReplicaSetAvailable"
@@ -285,8 +284,7 @@ class Observer:
 
     async def _with_serving_plan(self, snapshot: Snapshot) -> Snapshot:
         rollout, name = snapshot.resource.spec.rollout, applied_revision(snapshot.deployment)
-        summary = snapshot.resource.status.plan
-        if rollout is None or rollout.gate != "Measure" or not name or summary is None or summary.revision == name:
+        if rollout is None or rollout.gate != "Measure" or not name or snapshot.resource.status.revision in (None, name):
             return snapshot
         return replace(snapshot, serving=await self.plans.find(snapshot.resource, name))
 
@@ -394,10 +392,10 @@ class Observer:
 
 def _may_roll_out(snapshot: Snapshot) -> bool:
     """Return whether Pods may be replaced."""
-    resource, summary, deployment = snapshot.resource, snapshot.resource.status.plan, snapshot.deployment
-    if deployment is None or (summary is None and not snapshot.pods):
+    resource, revision, deployment = snapshot.resource, snapshot.resource.status.revision, snapshot.deployment
+    if deployment is None or (revision is None and not snapshot.pods):
         return False
-    return summary is None or applied_revision(deployment) != summary.revision or not is_in_force(resource.pinned, resource)
+    return revision is None or applied_revision(deployment) != revision or not is_in_force(resource.pinned, resource)
 
 
 def _grows_on_one_node(snapshot: Snapshot) -> bool:

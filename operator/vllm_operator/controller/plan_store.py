@@ -56,12 +56,12 @@ class PlanStore:
 
         An unusable plan is replaced only if no engine runs, so that there is no `deployment`, or if a new plan is requested.
         """
-        summary, latest = resource.status.plan, self._latest.get(resource.metadata.uid)
+        current, latest = resource.status.revision, self._latest.get(resource.metadata.uid)
         is_new = latest is not None and is_in_force(latest, resource)
-        if summary is None:
+        if current is None:
             return resource.with_pinned(latest) if is_new else resource
         try:
-            plan = await self._find(resource, summary.revision)
+            plan = await self._find(resource, current)
             return resource.with_pinned(latest if is_new and not is_in_force(plan, resource) else plan)
         except Forbidden as error:
             message = (
@@ -69,7 +69,7 @@ class PlanStore:
             )
             return Verdict(ConditionStatus.UNKNOWN, Reason.PERMISSION_MISSING, message)
         except RevisionError as error:
-            is_requested = summary.replan_token != resource.metadata.annotations.get(REPLAN_ANNOTATION)
+            is_requested = resource.status.replan_token != resource.metadata.annotations.get(REPLAN_ANNOTATION)
             if deployment is not None and not is_requested:
                 message = (
                     f"{error}. The Pods keep running, and nothing is changed. To make a new plan, which may restart the Pods, set the "
@@ -106,8 +106,8 @@ class PlanStore:
 
     async def persist(self, resource: VLLMDeployment, revisions: Sequence[Manifest], plan: Plan) -> str | Verdict:
         """Create the ControllerRevision of a plan if it is missing; return its name, or why it cannot be created. Raises ClusterError."""
-        summary, uid = resource.status.plan, resource.metadata.uid
-        known = (*([summary.revision] if summary is not None else ()), *chain.from_iterable(rollbacks_to_try(resource)))
+        current, uid = resource.status.revision, resource.metadata.uid
+        known = (*([current] if current is not None else ()), *chain.from_iterable(rollbacks_to_try(resource)))
         existing = [revision["metadata"]["name"] for revision in revisions]
         # the digest of a plan in memory is known
         name = next((each for each in known if each in existing and self._plans.get((uid, each)) is plan), None)

@@ -6,7 +6,7 @@ because an autoscaler may make it, and new replicas must equal the old ones. The
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from typing import Any
 
@@ -29,6 +29,7 @@ from vllm_operator.planning.placement.targets import InUse, in_use_of, may_run_o
 from vllm_operator.planning.pod_template import run_as_user
 from vllm_operator.pods.view import Phase, PodView, has_run
 from vllm_operator.sizing.parallelism import COUNT_LIMIT, ParallelShape, Shape, resolve_shape
+from vllm_operator.text.redaction import present
 from vllm_operator.text.wording import MESSAGE_LIMIT, whole_sentences
 
 DIFFERENCES_IN_MESSAGE = 4
@@ -148,8 +149,32 @@ def with_earlier_plan(resource: VLLMDeployment, plan: Plan, planned: Mapping[str
     unplanned = {name: value for name, value in resource.spec.to_json().items() if name in (*UNPLANNED, "rollout")}
     rollout = {**unplanned.pop("rollout", {}), "drainSeconds": planned.get("rollout", {}).get("drainSeconds")}
     spec = VLLMDeploymentSpec.model_validate({**planned, **unplanned, "rollout": rollout})
+    has_preset = plan.preset is not None or resource.spec.preset_ref is not None  # its fields are only in `planned`
+    differences = () if has_preset else tuple(changed_fields(planned, planned_fields(resource.spec)))
     changes = {"spec": spec, "pinned": plan, "preset": plan.preset, "preset_change": "", "is_preset_gone": False, "rolled_back_to": number}
-    return resource.model_copy(update=changes)
+    return resource.model_copy(update={**changes, "rolled_back_changes": differences})
+
+
+def changed_fields(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what differs between two specs, in words: `engine.args --max-num-seqs 512 → 1024`."""
+    old, new = (dict(_leaves("", fields)) for fields in (before, now))
+    for path in sorted({*old, *new}):
+        if old.get(path) != new.get(path):
+            yield f"{path} {' → '.join(present(each.get(path, 'unset'), 60) for each in (old, new))}"
+
+
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield the path and the value of each field. An entry of a list that has a name and a value is named by it."""
+    if isinstance(value, Mapping) and value.keys() <= {"name", "value"} and "." in path:
+        yield f"{path} {value.get('name')}", str(value.get("value", "set"))
+    elif isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            yield from _leaves(f"{path}.{name}".removeprefix("."), inner)
+    elif isinstance(value, list) and value and all(isinstance(entry, Mapping) and "name" in entry for entry in value):
+        for entry in value:
+            yield from _leaves(path, entry if entry.keys() <= {"name", "value"} else {entry["name"]: {**entry}})
+    else:
+        yield path, value if isinstance(value, str) else json.dumps(value)
 
 
 def outcome_of_rollback(plan: Plan, number: int, gpus: GPUs, *, by_operator: bool) -> Outcome:

@@ -131,9 +131,9 @@ def _judge(engine: Engine, parts: _Parts, layout: CacheLayout | None, checked: C
     free = parts.total - (facts.usable_memory.unified_host_gib if engine.device.unified else facts.context_gib)
     needed = tokens = longest = concurrency = comfortable = None
     memory, held = parts.available * GIB, parts.weights + parts.activation + parts.other
-    text = f"Weights and activations take {held:.1f} GiB of {parts.total:.1f} GiB."
+    text = f"Weights and activations take {held:.1f} GiB per device of {parts.total:.1f} GiB."
     limits = [
-        (free - parts.weights, Prediction.OUT_OF_MEMORY, f"The weights take {parts.weights:.1f} GiB of {parts.total:.1f} GiB."),
+        (free - parts.weights, Prediction.OUT_OF_MEMORY, f"The weights take {parts.weights:.1f} GiB per device of {parts.total:.1f} GiB."),
         (free - parts.weights - parts.activation - parts.other, Prediction.OUT_OF_MEMORY, text),
     ]
     nothing = "Nothing is left for the KV cache."

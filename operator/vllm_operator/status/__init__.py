@@ -9,13 +9,13 @@ bad_nodes         nodes on which Pods crash for a reason that lies in the node
 cache_damage      whether damaged caches cause a crash
 rollback          whether to give up a revision, and which one runs instead
 remedies          changes of flags and variables, `kubectl patch` commands, decisions in force
-planned           `status.plan`
+planned           `status.plan`, `status.engine`
 caches            `status.cache`, CachePublished
 claims            problems with the PVCs of caches and weights
 gate              the comparison of a new plan with the current one before a rollout
 startup           `status.startup`: the start in progress, and the download of weights
 progressing       the progress of the rollout, with advice about Pods that are refused
-optional_objects  Exposed, Autoscaled, Protected, `status.url`
+optional_objects  Isolated, Exposed, Autoscaled, Protected, `status.url`
 ready             Ready, Available, Crashed, Hung, Stalled
 events            the difference to the previous status, as events
 report            the complete report, in order

@@ -6,9 +6,9 @@ although its Pod is gone, until the group serves or something is changed because
 crash has been reported, and a restarted operator keeps it if the log is gone. It is written when the log has been read, or
 `SETTLING_SECONDS` after the end, whichever comes first, so that the event of a crash names its cause.
 
-A crash that is in force is described by the condition `Crashed`. The record then omits the parts of that message that can be restored: the
-exit code from the Pod, and the texts from the signature and the line of the log. A restarted operator therefore describes the crash as
-before, even if the log is gone. Everything else is kept.
+A page says a cause once. While the condition `Crashed`, or else `RolledBack`, has cause and remedy word for word, the record omits them if
+they can be restored from the signature and the line of the log; else the record has them. So a restarted operator describes the crash as
+before, even if the log is gone, and cause and remedy are in the record as soon as no condition has them.
 """
 
 import re
@@ -167,15 +167,20 @@ def _is_reported(observed: Observation) -> bool:
 
 def _reported_before(observed: Observation, found: CrashStatus) -> CrashStatus | None:
     previous = _recorded(observed)
-    if previous is None or not _is_same(observed, found, previous):
-        return None
-    return previous.model_copy(update={"exit_code": found.exit_code}) if previous.exit_code is None else previous
+    return previous if previous is not None and _is_same(observed, found, previous) else None
 
 
 def _recorded(observed: Observation) -> CrashStatus | None:
-    """Return `status.lastCrash` with the omitted texts. An exit code that was omitted stays absent."""
-    crash = observed.previous.last_crash
-    return (_restore(crash, observed.knowledge.signatures) or crash) if crash is not None and crash.cause is None else crash
+    """Return `status.lastCrash` with what was omitted."""
+    crash, told = observed.previous.last_crash, find_condition(observed.previous.conditions, CRASHED)
+    if crash is not None and crash.cause is None:
+        crash = _restore(crash, observed.knowledge.signatures) or crash
+    if crash is None or told is None or not told.message.startswith(f"Pod {crash.pod} "):
+        return crash
+    code = re.search(r"^[^(]* with exit code (\d+)", told.message)
+    link = re.search(r"\(See (https://\S+)\)$", told.message)
+    said = {"exit_code": int(code[1]) if code is not None else None, "reference": link[1] if link is not None else None}
+    return crash.model_copy(update={name: value for name, value in said.items() if getattr(crash, name) is None})
 
 
 def _findings(observed: Observation) -> Iterator[Finding]:
@@ -260,11 +265,11 @@ def _status(
         signature=wording.clean(crash.signature, 128),
         cause=cause,
         remedy=remedy or None,
-        reference=wording.clean(crash.reference, 500) if crash.reference else None,
+        reference=_link(crash.reference),
         pod=view.name,
         node=view.node or None,
         exit_code=code,
-        restarts=run,
+        restarts=run or None,
         time=reading.stamp(time),
         excerpt=next((line for line in lines if line), None),
     )
@@ -336,11 +341,12 @@ def reason_of(signature: str) -> str:
 
 
 def shorten(crash: CrashStatus, signatures: Mapping[str, Signature], said: str) -> CrashStatus:
-    """Omit texts that can be restored and that `said` contains: the message of the condition `Crashed`, or `status.rollback`."""
-    if _restore(crash, signatures) != crash or not all(wording.sentence(text) in said for text in (crash.cause, crash.remedy) if text):
-        return crash
-    is_code_said = crash.pod in said and f"with exit code {crash.exit_code} " in said
-    return crash.model_copy(update=dict.fromkeys(("cause", "remedy", "reference", *(["exit_code"] if is_code_said else []))))
+    """Omit what `said`, the message of a condition, has: the exit code, and all texts if it has all of them and they can be restored."""
+    omitted = ["exit_code"] if crash.pod in said and f"with exit code {crash.exit_code} " in said else []
+    omitted += ["reference"] if crash.reference and f"(See {crash.reference})" in said else []
+    if _restore(crash, signatures) == crash and all(wording.sentence(text) in said for text in (crash.cause, crash.remedy) if text):
+        omitted += ["cause", "remedy", "reference"]
+    return crash.model_copy(update=dict.fromkeys(omitted))
 
 
 def _restore(crash: CrashStatus, signatures: Mapping[str, Signature]) -> CrashStatus | None:
@@ -353,4 +359,8 @@ def _restore(crash: CrashStatus, signatures: Mapping[str, Signature]) -> CrashSt
     captures = max(({name: value for name, value in groups.items() if value is not None} for groups in found), key=len, default={})
     values = [(name, value) for name, value in captures.items() if value]
     cause, remedy = (wording.clean(fill_in(text, values), 1000) for text in (signature.cause, signature.remedy))
-    return crash.model_copy(update={"cause": cause, "remedy": remedy or None, "reference": signature.reference})
+    return crash.model_copy(update={"cause": cause, "remedy": remedy or None, "reference": _link(signature.reference)})
+
+
+def _link(reference: str | None) -> str | None:
+    return wording.clean(reference, 500) if reference is not None and reference.startswith("https://") else None

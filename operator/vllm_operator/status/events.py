@@ -10,26 +10,23 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
-from vllm_operator.api import reading
+from vllm_operator.api import conditions, reading
 from vllm_operator.api.conditions import CRASHED, FALSE, HUNG, PLAN_DRIFTED, READY, REFUSALS, WHILE_ASKED, Reason, find_condition
 from vllm_operator.api.events import NORMAL, WARNING, Change, EventDraft
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.status import Condition, VLLMDeploymentStatus
-from vllm_operator.logs.state import Stage
 from vllm_operator.pods.view import Phase
 from vllm_operator.status.claims import CLAIM_PROBLEMS
 from vllm_operator.status.crashes import Crashes, reason_of
 from vllm_operator.status.gate import draft_measured
 from vllm_operator.status.knowledge import Messages
-from vllm_operator.status.observation import Observation, PodFacts
+from vllm_operator.status.observation import Observation
 from vllm_operator.status.planned import Backends, backends_logged_before, ignored_fields, mismatches
 from vllm_operator.status.ready import ALL_STARTED
 from vllm_operator.status.remedies import current, in_words
-from vllm_operator.status.rollback import describe_rollback
-from vllm_operator.status.starts import completed_stages, last_start
+from vllm_operator.status.rollback import describe_failed
+from vllm_operator.status.starts import last_start
 
-LONG_STAGE_SECONDS = 60
-"""Minimum seconds of a stage that gets an event."""
 _NOT_YET = (Reason.NOT_COMPILED, Reason.WAITING_FOR_ROLLOUT)
 """Reasons of a part of the spec that comes into effect by itself."""
 _STUCK = (Reason.NO_PROGRESS, Reason.UNSCHEDULABLE, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CONFIG_FAILED, Reason.NODE_LOST)
@@ -52,7 +49,6 @@ def draft_events(observed: Observation, status: VLLMDeploymentStatus, crashes: C
     return (
         *_planning(observed, status, logged),
         *_changed_messages(observed, status),
-        *_long_stages(observed),
         *_stuck(observed, status),
         *draft_measured(observed),
         *_parts(observed, status),
@@ -113,7 +109,7 @@ def _planning(observed: Observation, status: VLLMDeploymentStatus, logged: Backe
 
 def _said_about_plan(status: VLLMDeploymentStatus) -> str:
     drifted = find_condition(status.conditions, PLAN_DRIFTED)
-    return drifted.message if drifted is not None else (status.plan.message or "" if status.plan is not None else "")
+    return drifted.message if drifted is not None else status.plan or ""
 
 
 def _identify(plan: Plan) -> tuple[int | None, str | None, str]:
@@ -130,39 +126,13 @@ def _changed_messages(observed: Observation, status: VLLMDeploymentStatus) -> It
 
 def _rollback(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
     now, before = status.rollback, observed.previous.rollback
-    if now is None or (before is not None and (before.revision, before.pod) == (now.revision, now.pod)):
+    if now is None or (before is not None and (before.failed, before.revision) == (now.failed, now.revision)):
         return
-    reason = Reason.ROLLED_BACK if now.revision else Reason.REVISION_FAILED
-    key = f"rollback-{_digest(now.failed, now.revision, now.pod)}"
-    yield EventDraft(WARNING, reason, describe_rollback(observed, now), key)
-
-
-def _long_stages(observed: Observation) -> Iterator[EventDraft]:
-    before = observed.previous.startup
-    if before is None or not before.pods or before.stage not in list(Stage):
-        return
-    lead = (before.pods[0].name, before.pods[0].restarts or 0)
-    view = next((view for view in (*observed.pod_facts, *observed.primer_facts) if (view.name, view.restarts) == lead), None)
-    if view is None or view.phase not in (Phase.STARTING, Phase.READY):
-        return
-    for stage, begun, ended in _completed(view, Stage(before.stage), reading.moment(before.stage_since)):
-        seconds = (ended - begun).total_seconds()
-        if seconds > LONG_STAGE_SECONDS:
-            message = observed.messages.say("event.stage", pod=view, what=observed.messages.stages[stage], seconds=seconds)
-            yield EventDraft(
-                NORMAL, "StageCompleted", message, f"stage-{view.uid}-{view.restarts}-{stage}", series=f"stage-{view.uid}-{stage}"
-            )
-
-
-def _completed(view: PodFacts, stage: Stage, since: datetime | None) -> Iterator[tuple[Stage, datetime, datetime]]:
-    """Yield the stages that a Pod has completed since it was in `stage`. Waiting for a node is omitted: it has a separate warning."""
-    order = list(Stage)
-    has_pulled = view.phase is Phase.READY or order.index(view.stage) > order.index(Stage.IMAGE_PULL)
-    if stage is Stage.IMAGE_PULL and has_pulled and since is not None and view.started_at is not None:
-        yield (stage, since, view.started_at)
-    if view.state is not None:
-        current = order.index(view.state.stage)
-        yield from (done for done in completed_stages(view.state) if order.index(stage) <= order.index(done[0]) < current)
+    rolled_back = find_condition(status.conditions, conditions.ROLLED_BACK)
+    message = rolled_back.message if rolled_back is not None else describe_failed(observed, now)
+    yield EventDraft(
+        WARNING, Reason.ROLLED_BACK if now.revision else Reason.REVISION_FAILED, message, f"rollback-{_digest(now.failed, now.revision)}"
+    )
 
 
 def _stuck(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:

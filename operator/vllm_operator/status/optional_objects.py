@@ -1,15 +1,15 @@
-"""Exposed, Autoscaled and Protected: the objects that the spec asks for and that have no effect; and the URL of the engine."""
+"""Isolated, Exposed, Autoscaled and Protected: the objects that the spec asks for and that have no effect; and the URL of the engine."""
 
 from collections.abc import Mapping
 
-from vllm_operator.api.conditions import FALSE, TRUE, Reason, Verdict
+from vllm_operator.api.conditions import AUTOSCALED, EXPOSED, FALSE, ISOLATED, PROTECTED, TRUE, Reason, Verdict
 from vllm_operator.rendering.exposure import render_disruption_budget, render_exposure
 from vllm_operator.status.observation import ObjectProblem, Observation
 from vllm_operator.status.ready import service_url
 
 GATEWAY_SECONDS = 30
 """Interval between reads of an HTTPRoute that no Gateway has accepted yet. HTTPRoutes are not watched."""
-_BUDGET = "PodDisruptionBudget"
+_BUDGET, _POLICY = "PodDisruptionBudget", "NetworkPolicy"
 _RELEASES = "https://github.com/kubernetes-sigs"
 _KEDA = "https://github.com/kedacore/keda/releases/download/v2.20.2/keda-2.20.2.yaml"
 _MANIFESTS: Mapping[str, str] = {
@@ -28,37 +28,24 @@ _MESSAGES: Mapping[str, str] = {
 }
 
 
-def exposed(observed: Observation) -> Verdict | None:
-    """Judge Exposed: the first problem; None if the spec asks for nothing."""
-    say, metadata = observed.messages.say, observed.resource.metadata
-    if observed.exposure.problems:
-        return _judge(observed, observed.exposure.problems[0])
+def judge_parts(observed: Observation) -> dict[str, Verdict]:
+    """Judge Isolated, Exposed, Autoscaled and Protected: the first problem of each, else that it is in effect if the spec asks for it."""
+    say, resource, spec = observed.messages.say, observed.resource, observed.resource.spec
+    found = [(ISOLATED if it.kind == _POLICY else EXPOSED, it) for it in observed.exposure.problems]
+    found += [(PROTECTED if it.kind == _BUDGET else AUTOSCALED, it) for it in observed.scaling]
+    judged = {type: _judge(observed, problem) for type, problem in reversed(found)}
     if observed.exposure.awaits_gateway:
-        text = say("exposed.not_accepted", deployment=metadata.name, namespace=metadata.namespace)
-        return Verdict(FALSE, Reason.ROUTE_NOT_ACCEPTED, text)
-    kinds = [manifest["kind"] for manifest in render_exposure(observed.resource)]
-    return Verdict(TRUE, Reason.IN_EFFECT, say("exposed.in_effect", kinds=kinds)) if kinds else None
-
-
-def autoscaled(observed: Observation) -> Verdict | None:
-    """Judge Autoscaled: the first problem with the autoscaler; None if the spec asks for none."""
-    for problem in observed.scaling:
-        if problem.kind != _BUDGET:
-            return _judge(observed, problem)
-    spec = observed.resource.spec.autoscaling
-    if spec is None:
-        return None
-    kind = "HorizontalPodAutoscaler" if spec.keda is None else "ScaledObject"
-    return Verdict(TRUE, Reason.IN_EFFECT, observed.messages.say("autoscaled.in_effect", kind=kind, most=spec.max_replicas))
-
-
-def protected(observed: Observation) -> Verdict | None:
-    """Judge Protected: the problem with the PodDisruptionBudget; None if there is only one replica to protect."""
-    for problem in observed.scaling:
-        if problem.kind == _BUDGET:
-            return _judge(observed, problem)
-    is_asked = render_disruption_budget(observed.resource) is not None
-    return Verdict(TRUE, Reason.IN_EFFECT, observed.messages.say("protected.in_effect", serving=observed.serving)) if is_asked else None
+        text = say("exposed.not_accepted", deployment=resource.metadata.name, namespace=resource.metadata.namespace)
+        judged.setdefault(EXPOSED, Verdict(FALSE, Reason.ROUTE_NOT_ACCEPTED, text))
+    kinds, scales = [kind for made in render_exposure(resource) if (kind := made["kind"]) != _POLICY], spec.autoscaling
+    scaler = "ScaledObject" if scales is not None and scales.keda is not None else "HorizontalPodAutoscaler"
+    in_effect = {
+        ISOLATED: say("isolated.in_effect") if spec.network_policy is not None else "",
+        EXPOSED: say("exposed.in_effect", kinds=kinds) if kinds else "",
+        AUTOSCALED: say("autoscaled.in_effect", kind=scaler, most=scales.max_replicas) if scales is not None else "",
+        PROTECTED: say("protected.in_effect", serving=observed.serving) if render_disruption_budget(resource) is not None else "",
+    }
+    return {type: Verdict(TRUE, Reason.IN_EFFECT, text) for type, text in in_effect.items() if text} | judged
 
 
 def _judge(observed: Observation, problem: ObjectProblem) -> Verdict:

@@ -1,13 +1,13 @@
-"""The verdict of planning, the backends in the engine's log, and the summary of the plan in the status."""
+"""The verdict of planning, the backends in the engine's log, and what `status.engine` says of them."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from vllm_operator.api.conditions import Verdict
-from vllm_operator.api.plan import BackendChoice, ObservedBackend, Plan, PlanSummary
+from vllm_operator.api.plan import BackendChoice, Plan
 from vllm_operator.api.resource import selector_of
+from vllm_operator.api.status import EngineStatus, ObservedBackend
 from vllm_operator.catalog.backends import LoggedNames
-from vllm_operator.inventory.pools import GPU_RESOURCE
 from vllm_operator.logs.state import Stage
 from vllm_operator.planning.outcome import NOTES_COMMAND
 from vllm_operator.planning.pod_template import find_kept_labels
@@ -76,24 +76,27 @@ def logged_backends(observed: Observation) -> Backends:
 
 def backends_logged_before(observed: Observation) -> Backends:
     """Return the backends in the previous status, which are those that differ from the current plan."""
-    summary = observed.previous.plan
-    return {entry.component: entry.backend for entry in (summary.observed_backends if summary is not None else None) or ()}
+    before = observed.previous.engine
+    return {entry.component: entry.backend for entry in (before.observed_backends if before is not None else None) or ()}
 
 
-def summary(observed: Observation, logged: Backends, message: str | None) -> PlanSummary | None:
-    """Return `status.plan` with this message. Without a plan, the previous one is kept while its Deployment exists."""
-    plan, names = observed.outcome.plan, observed.knowledge.logged_names
-    if plan is None:
-        return observed.previous.plan if observed.deployment is not None else None
-    if observed.revision is None:
-        return None
-    return PlanSummary(
-        revision=observed.revision,
-        message=message,
-        replan_token=plan.replan_token,
-        gpu=plan.product or plan.architecture,
-        resource_name=plan.resource if plan.resource != GPU_RESOURCE else None,
-        image=plan.image,
+_ABOUT_PLAN = ("plan", "revision", "gpu", "replan_token", "engine")
+
+
+def about_plan(observed: Observation, logged: Backends, message: str | None) -> dict[str, Any]:
+    """Return what the status says of the plan. Without a plan, that of the previous one is kept while its Deployment exists."""
+    plan = observed.outcome.plan
+    if plan is None and observed.deployment is not None:
+        return {name: getattr(observed.previous, name) for name in _ABOUT_PLAN}
+    if plan is None or observed.revision is None:
+        return {}
+    said = (message, observed.revision, plan.product or plan.architecture, plan.replan_token, _engine(observed, plan, logged))
+    return dict(zip(_ABOUT_PLAN, said, strict=True))
+
+
+def _engine(observed: Observation, plan: Plan, logged: Backends) -> EngineStatus | None:
+    names = observed.knowledge.logged_names
+    found = EngineStatus(
         memory=_memory(observed, plan),
         observed_backends=[
             ObservedBackend(component=choice.component, backend=logged[choice.component])
@@ -103,11 +106,11 @@ def summary(observed: Observation, logged: Backends, message: str | None) -> Pla
         or None,
         unserved_adapters=unserved_adapters(observed) or None,
     )
+    return found if found != EngineStatus() else None
 
 
-def _before(observed: Observation) -> PlanSummary | None:
-    before = observed.previous.plan
-    return before if before is not None and before.revision == observed.revision else None
+def _before(observed: Observation) -> EngineStatus | None:
+    return observed.previous.engine if observed.previous.revision == observed.revision else None
 
 
 def unserved_adapters(observed: Observation) -> list[str]:

@@ -16,6 +16,7 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import AppliedRemedy, RemediationStatus, RemedyChange
 from vllm_operator.catalog.startup import Remedy, Severity, Signature
 from vllm_operator.planning.pinning import planned_generation
+from vllm_operator.pods.view import Phase
 from vllm_operator.status.cache_damage import CacheDamage, assess_cache_damage
 from vllm_operator.status.crashes import Crashes, Finding
 from vllm_operator.status.observation import Observation, PodFacts
@@ -84,7 +85,7 @@ def _with_stalled(observed: Observation, status: RemediationStatus | None) -> Re
 
 def _about_crash(observed: Observation, plan: Plan | None, finding: Finding | None) -> RemediationStatus | None:
     resource = observed.resource
-    if plan is None and resource.pinned is None and resource.status.plan is not None:
+    if plan is None and resource.pinned is None and resource.status.revision is not None:
         return last_written(resource)  # the plan cannot be read now
     if plan is None or finding is None:
         return without_suggestion(resource)
@@ -106,7 +107,8 @@ def decide_about_crash(observed: Observation, plan: Plan, finding: Finding) -> R
     only = remedy.select(signature) if remedy is not None else None
     changes = exact_changes(engine, signature, dict(finding.captures), only)
     has_failed = any(applied.signature == crash.signature for applied in kept.applied)
-    command = None if has_failed or _settings(resource).mode == "Off" else patch_command(resource, changes)
+    is_alike = any(it.is_current and it.phase is Phase.READY for it in observed.pod_facts)  # equal replicas serve, and would be replaced
+    command = None if has_failed or is_alike or _settings(resource).mode == "Off" else patch_command(resource, changes)
     state = "Suggested" if command is not None else "Applied" if kept.applied else None
     about = {"signature": crash.signature, "pod": crash.pod, "restarts": crash.restarts}
     suggested = kept.model_copy(update={**about, "state": state, "command": command, "message": None})

@@ -15,6 +15,7 @@ from vllm_operator.api.conditions import (
     CRASHED,
     EXPOSED,
     FALSE,
+    ISOLATED,
     PROTECTED,
     READY,
     TRUE,
@@ -30,17 +31,18 @@ from vllm_operator.status.observation import Observation
 from vllm_operator.status.planned import VERDICT_LIMIT
 from vllm_operator.status.progressing import partly, pod_text
 from vllm_operator.status.remedies import in_words, is_mere_suggestion
-from vllm_operator.status.rollback import describe_rollback
+from vllm_operator.status.rollback import describe_failed
 from vllm_operator.text import wording
 
 _PARTS = {
+    ISOLATED: Reason.NOT_ISOLATED,
     EXPOSED: Reason.NOT_EXPOSED,
     AUTOSCALED: Reason.NOT_AUTOSCALED,
     PROTECTED: Reason.NOT_PROTECTED,
     CACHE_PUBLISHED: Reason.NOT_PUBLISHED,
 }
 """Conditions of what the spec asks for besides replicas, and the reasons of Ready without it, most important first."""
-ALL_STARTED = (Reason.SERVING, Reason.NOT_ISOLATED, *_PARTS.values())
+ALL_STARTED = (Reason.SERVING, *_PARTS.values())
 """Reasons of Ready when all replicas serve the current spec."""
 
 
@@ -61,7 +63,7 @@ def ready(
     """
     verdict, pods = _ready(observed, crashes, judged, progress, cache), observed.draining
     if rollback is not None and rollback.revision is None and verdict.status is FALSE:
-        verdict = Verdict(FALSE, verdict.reason, f"{verdict.message} {describe_rollback(observed, rollback)}")
+        verdict = Verdict(FALSE, verdict.reason, f"{verdict.message} {describe_failed(observed, rollback)}")
     if avoided and verdict.reason == Reason.UNSCHEDULABLE:
         text = observed.messages.say("ready.avoided", nodes=avoided)
         verdict = Verdict(verdict.status, verdict.reason, f"{verdict.message} {text}")
@@ -105,9 +107,7 @@ def _of_parts(observed: Observation, judged: Mapping[str, Verdict]) -> Verdict:
     ]
     if not missing:
         return Verdict(TRUE, Reason.SERVING, observed.messages.say("ready.serving"))
-    is_open = missing[0] == EXPOSED and any(problem.kind == "NetworkPolicy" for problem in observed.exposure.problems)
-    reason = Reason.NOT_ISOLATED if is_open else _PARTS[missing[0]]
-    return Verdict(FALSE, reason, observed.messages.say("ready.parts", wanted=observed.wanted, parts=missing))
+    return Verdict(FALSE, _PARTS[missing[0]], observed.messages.say("ready.parts", wanted=observed.wanted, parts=missing))
 
 
 def available(observed: Observation) -> Verdict:

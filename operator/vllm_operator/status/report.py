@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from vllm_operator.api import conditions, reading
 from vllm_operator.api.conditions import FALSE, READY, TRUE, UNKNOWN, Reason, Verdict
 from vllm_operator.api.events import EventDraft
-from vllm_operator.api.status import RollbackStatus, StartupStatus, VLLMDeploymentStatus
+from vllm_operator.api.status import StartupStatus, VLLMDeploymentStatus
 from vllm_operator.status import bad_nodes, caches, claims, optional_objects, planned, progressing, ready, startup
 from vllm_operator.status.crashes import Crashes, counts_as_crash_at, find_crashes, shorten
 from vllm_operator.status.events import draft_events
@@ -21,7 +21,6 @@ from vllm_operator.status.reaction import Reaction, react
 from vllm_operator.status.remedies import to_record
 from vllm_operator.status.rollback import decide_rollback, rolled_back
 from vllm_operator.status.starts import StartClock, saved_seconds, start_clock
-from vllm_operator.text import wording
 
 _SOON = 1.0
 """Minimum seconds until the next observation."""
@@ -58,8 +57,7 @@ def report(observed: Observation) -> Report:
     crashes, logged = find_crashes(observed), planned.logged_backends(observed)
     reaction = react(observed, crashes)
     block, block_held_until = startup.startup_status(observed)
-    rollback = decide_rollback(observed, crashes, reaction.remediation)
-    status = _status(observed, crashes, reaction, rollback, logged, block)
+    status = _status(observed, crashes, reaction, logged, block)
     due = [when for when in (block_held_until, *_deadlines(observed, crashes)) if when is not None and when > observed.now]
     return Report(
         status=status,
@@ -75,16 +73,16 @@ def _status(
     observed: Observation,
     crashes: Crashes,
     reaction: Reaction,
-    rollback: RollbackStatus | None,
     logged: planned.Backends,
     block: StartupStatus | None,
 ) -> VLLMDeploymentStatus:
+    rollback, failure = decide_rollback(observed, crashes, reaction.remediation)
     remediation, last_crash = to_record(reaction.remediation, crashes.last)
     verdict = planned.planned(observed, logged)
     drifted = verdict if verdict.reason in (Reason.PLAN_DRIFTED, Reason.ROLLED_BACK) else None
-    summary = planned.summary(observed, logged, None if drifted is not None else verdict.message)
+    about_plan = planned.about_plan(observed, logged, None if drifted is not None else verdict.message)
     cached = caches.cache_status(observed, reaction.cache_damage)
-    if observed.plan is None and summary is not None:
+    if observed.plan is None and about_plan.get("revision") is not None:
         cached = observed.previous.cache  # the plan cannot be read now: keep the known state of its caches
     cache_verdict = caches.cache_verdict(observed, cached, block, reaction.cache_damage)
     avoided = bad_nodes.decide_avoided(observed, crashes)
@@ -92,10 +90,8 @@ def _status(
         conditions.CRASHED: ready.crashed(observed, crashes, reaction.remediation, avoided),
         conditions.HUNG: ready.hung(observed),
         conditions.PLAN_DRIFTED: drifted,
-        conditions.ROLLED_BACK: rolled_back(observed, rollback),
-        conditions.EXPOSED: optional_objects.exposed(observed),
-        conditions.AUTOSCALED: optional_objects.autoscaled(observed),
-        conditions.PROTECTED: optional_objects.protected(observed),
+        conditions.ROLLED_BACK: rolled_back(observed, rollback, failure),
+        **optional_objects.judge_parts(observed),
         conditions.CACHE_PUBLISHED: caches.cache_published(observed, cached.artifact if cached else None),
     }
     judged = {type: verdict for type, verdict in verdicts.items() if verdict is not None}
@@ -104,11 +100,9 @@ def _status(
     judged[conditions.AVAILABLE] = ready.available(observed)
     if (stalled := ready.stalled(observed, judged, is_unrecoverable=reaction.is_unrecoverable)) is not None:
         judged[conditions.STALLED] = stalled
-    if last_crash is not None and (crashed := judged.get(conditions.CRASHED)) is not None:
-        last_crash = shorten(last_crash, observed.knowledge.signatures, crashed.message)
-    elif last_crash is not None and rollback is not None and rollback.why is not None:
-        said = (wording.sentence(text) for text in (rollback.why, rollback.remedy) if text)
-        last_crash = shorten(last_crash, observed.knowledge.signatures, " ".join(said))
+    said = judged.get(conditions.CRASHED) or judged.get(conditions.ROLLED_BACK)
+    if last_crash is not None and said is not None:
+        last_crash = shorten(last_crash, observed.knowledge.signatures, said.message)
     previous, generation, now = observed.previous, observed.resource.metadata.generation, reading.stamp(observed.now) or ""
     return VLLMDeploymentStatus(
         observed_generation=generation,
@@ -117,7 +111,7 @@ def _status(
         selector=_selector(observed),
         url=optional_objects.url(observed),
         conditions=conditions.set_conditions(previous.conditions, judged, generation=generation, now=now),
-        plan=summary,
+        **about_plan,
         cache=caches.with_message(cached, cache_verdict, judged[READY]),
         startup=block,
         last_crash=last_crash,

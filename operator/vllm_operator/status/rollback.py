@@ -20,10 +20,12 @@ operator is applying a remedy or repairing a cache.
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from vllm_operator.api import reading
-from vllm_operator.api.conditions import TRUE, Reason, Verdict
+from vllm_operator.api.conditions import ROLLED_BACK, TRUE, Reason, Verdict, find_condition
 from vllm_operator.api.labels import SERVED_ANNOTATION
 from vllm_operator.api.operation import RolloutSpec
 from vllm_operator.api.reading import Manifest
@@ -35,7 +37,6 @@ from vllm_operator.status.crashes import Crashes, Finding
 from vllm_operator.status.observation import Observation, PodFacts
 from vllm_operator.status.progressing import pod_text
 from vllm_operator.status.reaction import is_permanent, is_superseded
-from vllm_operator.text import wording
 
 DEFAULT_PROVE_SECONDS = 600
 _AT_ONCE = ("StartupProbeFailed", "LivenessProbeFailed", "EngineHung")
@@ -45,28 +46,42 @@ _NO_IMAGE = re.compile(r"InvalidImageName|not found|manifest unknown|does not ex
 """What registries say about an image that does not exist, as container runtimes quote them; not that they cannot be reached."""
 
 
-def decide_rollback(observed: Observation, crashes: Crashes, remediation: RemediationStatus | None) -> RollbackStatus | None:
-    """Return the new `status.rollback`: the failure of the current revision and, if the operator goes back, the revision that runs instead.
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a revision is given up."""
 
-    None without a failure. `remediation` is the decision about its crashes in the same report.
+    why: str
+    remedy: str | None = None
+    command: str | None = None
+
+
+def decide_rollback(
+    observed: Observation, crashes: Crashes, remediation: RemediationStatus | None
+) -> tuple[RollbackStatus | None, Failure | None]:
+    """Return the new `status.rollback`, and the failure for which the operator goes back now.
+
+    `remediation` is the decision about the crashes of the current revision in the same report.
     """
     before, resource = observed.previous.rollback, observed.resource
     if observed.outcome.plan is None and resource.pinned is None:
-        return before  # the plan cannot be read now
+        return before, None  # the plan cannot be read now
     if resource.is_rolled_back_by_operator and before is not None:
-        return _completed(observed, before)
+        return _completed(observed, before), None
     revision = find_revision(observed.revisions, observed.revision)
     if resource.rolled_back_to is not None or revision is None or applied_revision(observed.deployment) != observed.revision:
-        return None
+        return None, None
     failure = next(_failures(observed, revision, crashes, remediation), None)
+    # the first failure is kept while a Pod fails, so that message, time and event stay the same, until there is a way back
     known = before if before is not None and before.failed == observed.revision and (failure or crashes.in_force) else None
+    if failure is None:
+        return known, None
     may_go_back = (resource.spec.rollout or RolloutSpec()).on_failure != "Hold"
-    target = last_served(observed.revisions, instead_of=revision) if failure is not None and may_go_back else None
-    if failure is None or target is None:
-        # The first failure is kept while a Pod fails, so that message, time and event stay the same, until there is a way back.
-        # Its details are for `rollback.done`; until then the conditions say them.
-        return known or (failure and failure.model_copy(update=dict.fromkeys(("pod", "why", "remedy", "command", "tried_seconds"))))
-    return failure.model_copy(update={"revision": target["metadata"]["name"], "number": number_of(target)})
+    target = last_served(observed.revisions, instead_of=revision) if may_go_back else None
+    made = RollbackStatus(failed=revision["metadata"]["name"], failed_number=number_of(revision), time=reading.stamp(observed.now) or "")
+    if target is None:
+        return known or made, None
+    instead = {"revision": target["metadata"]["name"], "number": number_of(target), "command": failure.command}
+    return made.model_copy(update=instead), failure
 
 
 def _completed(observed: Observation, before: RollbackStatus) -> RollbackStatus:
@@ -78,9 +93,7 @@ def _completed(observed: Observation, before: RollbackStatus) -> RollbackStatus:
     return before.model_copy(update={"back_seconds": max(0, round((observed.now - began).total_seconds()))})
 
 
-def _failures(
-    observed: Observation, revision: Manifest, crashes: Crashes, remediation: RemediationStatus | None
-) -> Iterator[RollbackStatus]:
+def _failures(observed: Observation, revision: Manifest, crashes: Crashes, remediation: RemediationStatus | None) -> Iterator[Failure]:
     """Yield the failures for which the revision is given up."""
     own = [it for it in crashes.in_force if it.reportable_at is None and _counts(observed, revision, it, remediation)]
     runs = sum(finding.run + 1 for finding in own)
@@ -88,26 +101,10 @@ def _failures(
         if runs > MAX_RESTARTS or _is_final(observed, revision, finding):
             crash = finding.status
             command = remediation.command if remediation is not None and remediation.pod == crash.pod else None
-            yield _failure(observed, revision, finding.view, crash.cause or "", crash.remedy, command)
+            yield Failure(crash.cause or "", crash.remedy, command)
     for view in observed.pod_facts:
         if _is_of(revision, view) and not _has_proved_itself(observed, revision, None) and _is_stuck(observed, view):
-            yield _failure(observed, revision, view, pod_text(observed, view))
-
-
-def _failure(
-    observed: Observation, revision: Manifest, view: PodFacts, why: str, remedy: str | None = None, command: str | None = None
-) -> RollbackStatus:
-    tried = max(0, round((observed.now - view.created_at).total_seconds())) if view.created_at is not None else None
-    return RollbackStatus(
-        failed=revision["metadata"]["name"],
-        failed_number=number_of(revision),
-        pod=view.name,
-        why=wording.clean(why, wording.MESSAGE_LIMIT),
-        remedy=wording.clean(remedy, wording.MESSAGE_LIMIT) if remedy else None,
-        command=command,
-        tried_seconds=tried,
-        time=reading.stamp(observed.now) or "",
-    )
+            yield Failure(pod_text(observed, view))
 
 
 def _is_of(revision: Manifest, view: PodFacts) -> bool:
@@ -159,21 +156,27 @@ def _is_stuck(observed: Observation, view: PodFacts) -> bool:
     return view.phase is Phase.CONTAINER_FAILED and (view.restarts >= MAX_RESTARTS or is_late)
 
 
-def describe_rollback(observed: Observation, rollback: RollbackStatus) -> str:
-    """Say from which revision to which, why, and what to change; or why the revision that failed stays."""
+def describe_failed(observed: Observation, rollback: RollbackStatus) -> str:
+    """Say why the revision that failed stays."""
     is_held = (observed.resource.spec.rollout or RolloutSpec()).on_failure == "Hold"
-    return observed.messages.fit(
-        "rollback.done" if rollback.revision else "rollback.hold" if is_held else "rollback.first",
-        shrink=("why", "remedy"),
-        rollback=rollback,
-        why=rollback.why or "",
-        remedy=rollback.remedy or "",
-        metadata=observed.resource.metadata,
-    )
+    return observed.messages.say("rollback.hold" if is_held else "rollback.first", rollback=rollback, metadata=observed.resource.metadata)
 
 
-def rolled_back(observed: Observation, rollback: RollbackStatus | None) -> Verdict | None:
-    """Judge RolledBack. None unless the operator has given up the revision of the current spec; a user's rollback is `PlanDrifted`."""
+def rolled_back(observed: Observation, rollback: RollbackStatus | None, failure: Failure | None) -> Verdict | None:
+    """Judge RolledBack. None unless the operator has given up the revision of the current spec; a user's rollback is `PlanDrifted`.
+
+    `failure` is only known when the operator goes back. Later, that message is kept, and what is known only then is added.
+    """
     if rollback is None or rollback.revision is None:
         return None
-    return Verdict(TRUE, Reason.REVISION_FAILED, describe_rollback(observed, rollback))
+    before, messages = find_condition(observed.previous.conditions, ROLLED_BACK), observed.messages
+    facts: dict[str, Any] = {"rollback": rollback, "metadata": observed.resource.metadata}
+    if failure is None and before is not None:
+        text = before.message
+    else:
+        why, remedy = (failure.why, failure.remedy or "") if failure is not None else ("", "")
+        text = messages.fit("rollback.done", shrink=("why", "remedy"), why=why, remedy=remedy, **facts)
+    for name in ("rollback.changes", "rollback.back"):
+        more = messages.say(name, changes=observed.resource.rolled_back_changes, **facts)
+        text = text if more in text else f"{text} {more}"
+    return Verdict(TRUE, Reason.REVISION_FAILED, text)

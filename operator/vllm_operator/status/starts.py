@@ -92,12 +92,6 @@ SHORTEST_KEPT_SECONDS = 30
 """Minimum seconds of stages that are kept in the status."""
 
 
-def completed_stages(state: StartupState) -> tuple[tuple[Stage, datetime, datetime], ...]:
-    """Return the stages that a start has completed, with their start and end times."""
-    times = [(stage, time) for stage, time in state.entered if time is not None]
-    return tuple((stage, began, ended) for (stage, began), (_, ended) in pairwise(times))
-
-
 def read_stages(cache: CacheStatus) -> tuple[StageSeconds, StageSeconds]:
     """Return the durations in the status: of a cold and of a warm start. Unknown stages are omitted."""
     return _in_order(cache.cold_stage_seconds or {}), _in_order(cache.warm_stage_seconds or {})
@@ -109,8 +103,8 @@ def _in_order(seconds: Mapping[str, int]) -> StageSeconds:
 
 def learn(known: StageSeconds, state: StartupState, *, shown: Collection[str] = ()) -> StageSeconds:
     """Return the durations updated with a finished start. A short stage counts only if `shown` has it."""
-    durations = dict(known)
-    for stage, began, ended in completed_stages(state):
+    durations, times = dict(known), [(stage, time) for stage, time in state.entered if time is not None]
+    for (stage, began), (_, ended) in pairwise(times):
         seconds = max(0, round((ended - began).total_seconds()))
         if seconds <= LONGEST_STAGE_SECONDS and (seconds >= SHORTEST_KEPT_SECONDS or stage in shown):
             durations[stage] = seconds

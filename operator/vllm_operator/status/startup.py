@@ -56,7 +56,7 @@ def describe(observed: Observation, view: PodFacts, block: StartupStatus | None 
     counted = _progress(state)
     if counted is not None:
         what = wording.clean(counted.label, 80) or words
-        is_written = block is not None and bool(block.pods) and block.pods[0].name == view.name and block.total == counted.total
+        is_written = block is not None and block.pod == view.name and block.total == counted.total
         completed, eta = (
             (block.completed, block.eta_seconds) if block is not None and is_written else (counted.completed, by_count(counted))
         )
@@ -77,6 +77,16 @@ def silence_begins(observed: Observation, view: PodFacts) -> datetime | None:
     return state.last_line_at + timedelta(seconds=observed.knowledge.startup.stages.silent_after_seconds)
 
 
+_WAITS = (Phase.WAITING_FOR_VOLUME, Phase.CREATING, Phase.CONTAINER_FAILED)
+
+
+def _stage_of(view: PodFacts) -> str:
+    """Return the stage, or what a Pod on a node waits for before its image is pulled."""
+    if view.reason == "FailedPrepareDynamicResources":
+        return "DevicePreparation"
+    return str(view.phase if view.node and view.phase in _WAITS else view.stage)
+
+
 def _block(observed: Observation) -> StartupStatus | None:
     if not observed.starting:
         return _fetching_block(observed)
@@ -87,17 +97,19 @@ def _block(observed: Observation) -> StartupStatus | None:
     state, counted = lead.state if lead.phase is Phase.STARTING else None, _counted(lead)
     eta = seconds_left(observed, lead.stage, state, counted) if state is not None else None
     return StartupStatus(
-        stage=str(lead.stage),
+        stage=_stage_of(lead),
         stage_since=reading.stamp(state.stage_since if state is not None else lead.since),
         update_time=reading.stamp(observed.now) if others or counted is not None or eta is not None else None,
         eta_seconds=eta,
-        pods=[PodStartup(name=lead.name, restarts=lead.restarts or None), *map(_entry, others)],
+        pod=lead.name,
+        restarts=lead.restarts or None,
+        pods=[*map(_entry, others)] or None,
         **_counts(counted),
     )
 
 
 def _entry(view: PodFacts) -> PodStartup:
-    return PodStartup(name=view.name, stage=str(view.stage), restarts=view.restarts or None, **_counts(_counted(view)))
+    return PodStartup(name=view.name, stage=_stage_of(view), restarts=view.restarts or None, **_counts(_counted(view)))
 
 
 def _counts(counted: Progress | None) -> dict[str, Any]:
@@ -135,8 +147,7 @@ def _same(block: StartupStatus, previous: StartupStatus) -> bool:
 
 
 def _lead(block: StartupStatus) -> tuple[object, ...]:
-    lead = block.pods[0] if block.pods else None
-    return (block.stage, block.total, lead and lead.name, lead and lead.restarts, frozenset((p.name, p.restarts) for p in block.pods))
+    return (block.stage, block.total, block.pod, block.restarts, frozenset((it.name, it.restarts) for it in block.pods or ()))
 
 
 MAX_COUNTED = 10**15
@@ -204,7 +215,8 @@ def _fetching_block(observed: Observation) -> StartupStatus | None:
         stage_since=reading.stamp(observed.startups[fetching.view.run].stage_since),
         update_time=reading.stamp(observed.now),
         eta_seconds=progress.eta_seconds,
-        pods=[PodStartup(name=fetching.view.name, restarts=fetching.view.restarts or None)],
+        pod=fetching.view.name,
+        restarts=fetching.view.restarts or None,
         **_counts(progress),
     )
 

@@ -207,10 +207,10 @@ def _smaller_weights(resource: VLLMDeployment, refused: Candidate, sizing: Sizin
         if model is None or model.shape != sizing.model.shape or model.form.size >= sizing.model.form.size:
             continue
         other = replace(sizing, model=model)
-        if other.is_native(pool) and other.fits(pool, parallel):
-            return [_change(f"use the checkpoint {entry.name}", resource, {"model": {"uri": f"hf://{entry.name}"}})]
+        if other.is_native(pool) and (context := other.context_that_fits(pool, parallel)) is not None:
+            return [_change(f"use the checkpoint {entry.name}{context}", resource, {"model": {"uri": f"hf://{entry.name}"}})]
     smaller = sizing.smaller_format(pool, parallel)
-    return [say("alternative.smaller-format", format=smaller)] if smaller is not None else []
+    return [say("alternative.smaller-format", format=smaller[0], context=smaller[1])] if smaller is not None else []
 
 
 def _change(text: str, resource: VLLMDeployment, change: dict[str, Any] | Sequence[Mapping[str, Any]]) -> str:

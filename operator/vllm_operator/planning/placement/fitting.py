@@ -190,16 +190,23 @@ class Sizing:
         found = [Shape(parallel, count, nodes=number) for (count, number), parallel in sizes if parallel is not None]
         return sorted(found, key=lambda each: (each.count * each.nodes, each.nodes))
 
-    def smaller_format(self, pool: Pool, parallel: ParallelShape) -> str | None:
-        """Return a format of the weights, with its article, in which the model would fit on these GPUs; None if there is none."""
+    def context_that_fits(self, pool: Pool, parallel: ParallelShape) -> str | None:
+        """Return with which context the model fits on these GPUs, as a clause: empty with all of it. None if it does not fit."""
+        result = self.judge(pool, parallel)
+        shorter = f", with a context of {result.length} tokens" if result.length is not None else ""
+        return shorter if result.headroom <= Headroom.SHORT else None
+
+    def smaller_format(self, pool: Pool, parallel: ParallelShape) -> tuple[str, str] | None:
+        """Return a format of the weights in which the model fits on these GPUs, with its article, and `context_that_fits`; None if none."""
         if self.model is None:
             return None
         for label, name in SMALLER_FORMATS:
             form = name_format(label, self.model.shape)
             if form is None or form.size >= self.model.form.size or (label == "fp8" and pool.architecture in NO_FP8):
                 continue
-            if replace(self, model=replace(self.model, form=form, label=label, checkpoint_bytes=None)).fits(pool, parallel):
-                return name
+            smaller = replace(self, model=replace(self.model, form=form, label=label, checkpoint_bytes=None))
+            if (context := smaller.context_that_fits(pool, parallel)) is not None:
+                return name, context
         return None
 
     def _estimate(self, pool: Pool, parallel: ParallelShape, options: Options) -> Estimate:
