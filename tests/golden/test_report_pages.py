@@ -17,6 +17,7 @@ from testenv.replay import SERVING, read_recording
 from vllm_operator.api.conditions import READY, ROLLED_BACK, STALLED, WHILE_ASKED, Reason, Verdict, find_condition
 from vllm_operator.api.crd import custom_resource_definition
 from vllm_operator.api.events import EventDraft
+from vllm_operator.api.labels import SERVED_ANNOTATION
 from vllm_operator.api.plan import BackendChoice, PlannedVariable, PlannedWeights
 from vllm_operator.api.status import ConditionStatus, VLLMDeploymentStatus
 from vllm_operator.catalog.startup import load_startup
@@ -25,6 +26,8 @@ from vllm_operator.inventory.room import Room
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.state import CacheEvidence, Crash, Membership, Progress, Stage, StartupState
 from vllm_operator.planning.outcome import Outcome, not_accepted
+from vllm_operator.planning.pinning import changed_fields
+from vllm_operator.rendering.revision import with_applied_revision
 from vllm_operator.status.observation import DrainingPod, ObjectProblem, Observation
 from vllm_operator.status.report import report, status_with_failure
 
@@ -69,6 +72,7 @@ TINY: dict[str, Any] = {
 
 
 MENDED = {**TINY, "engine": {"version": "0.20.1"}}
+CHANGES = tuple(changed_fields(MENDED, {**TINY, "engine": {**TINY["engine"], "args": [{"name": "--max-num-seqs", "value": "1024"}]}}))
 
 
 def planned(said: str, **plan: Any) -> Outcome:
@@ -162,6 +166,19 @@ def crash(restarts: int, *, seconds: float) -> Observation:
     return observe(pod, states={("vllm-a-x1", restarts): state}, now=o.at(seconds + 1), spec=TINY)
 
 
+PROVED: dict[str, Any] = {"metadata": {"name": "vllm-a-9876543210", "annotations": {SERVED_ANNOTATION: o.stamp(-86_400)}}, "revision": 1}
+FAILS: dict[str, Any] = {"metadata": {"name": "vllm-a-0123456789"}, "revision": 2}
+
+
+def rolled_back() -> tuple[Observation, ...]:
+    """The second revision crashes at its start, and the first one serves again 40 s later."""
+    applied = with_applied_revision(o.deployment(), "vllm-a-0123456789")
+    failed = replace(crash(0, seconds=20), revisions=(PROVED, FAILS), deployment=applied)
+    back = observe(o.ready_pod("vllm-a-w0"), revisions=(PROVED, FAILS), revision="vllm-a-9876543210", now=o.at(61), spec=MENDED)
+    by_operator = {"is_rolled_back_by_operator": True, "rolled_back_to": 1, "rolled_back_changes": CHANGES}
+    return failed, replace(back, resource=back.resource.model_copy(update=by_operator))
+
+
 def broken_gpu(*pods: dict[str, Any], run: int = 0, other: int = 8, seconds: float = 0) -> Observation:
     """A Pod on gpu-node-1 that crashes because of its GPU; gpu-node-2 has `other` GPUs. `pods`: those that exist instead."""
     crashed = StartupState(stage=Stage.READY, started_at=o.at(-90), crash=ECC)
@@ -249,6 +266,7 @@ STORIES: dict[str, tuple[Observation, ...]] = {
             spec=LLAMA,
         ),
     ),
+    "rolled-back": rolled_back(),
     "bad-node": (broken_gpu(), broken_gpu(run=1)),
     "bad-node-is-avoided": (broken_gpu(run=1), broken_gpu(o.unschedulable_pod("vllm-a-x2"), run=1, seconds=60)),
     "bad-node-is-the-only-one": (broken_gpu(run=1, other=0),),
@@ -334,6 +352,7 @@ KSTATUS = {
     "startup-probe-killed": "InProgress",
     "recovered": "Current",
     "one-of-four-crashed": "InProgress",
+    "rolled-back": "Failed",
     "bad-node": "InProgress",
     "bad-node-is-avoided": "InProgress",
     "bad-node-is-the-only-one": "InProgress",
@@ -354,6 +373,7 @@ KSTATUS = {
 }
 """What kstatus makes of the last page of each story."""
 DEGRADED = {
+    "rolled-back",
     "bad-node",
     "bad-node-is-the-only-one",
     "crash-loop",
@@ -404,7 +424,7 @@ def test_a_page_fits_on_a_screen(name: str) -> None:
     more = sum(condition.type in (*WHILE_ASKED, STALLED, ROLLED_BACK) for condition in status.conditions)
     others = len(status.startup.pods or ()) if status.startup is not None else 0
     spec, avoided = page.index("Status:") - page.index("Spec:") - 1, 3 if status.avoided_nodes else 0
-    assert len(page) <= LINES[situation] + spec - 10 + 6 * more + 2 * others + avoided + (
+    assert len(page) <= LINES[situation] + spec - 10 + 6 * more + 2 * others + avoided + (8 if status.rollback else 0) + (
         situation == "crashed" and status.url is not None
     ), "\n".join(page)
 

@@ -79,8 +79,8 @@ async def test_the_message_says_from_where_to_where_why_and_what_to_do() -> None
     made = await fail("rejects its command line")
     assert made.message("RolledBack") == (
         "Revision 2 failed, so the operator went back to revision 1. The engine broke. What to do: mend it. A changed spec is tried at "
-        "once, the same one with `kubectl annotate vllm llama -n default --overwrite vllm-operator.dev/replan=$(date +%s)`. What the "
-        "current spec changes of revision 1: engine.version 0.20.1 → 0.24.0. All replicas were ready again 1 s after that."
+        "once, the same one with `kubectl annotate vllm llama -n default --overwrite vllm-operator.dev/replan=$(date +%s)`. The "
+        "spec differs from revision 1 in engine.version 0.20.1 → 0.24.0. All replicas were ready again 1 s after the operator went back."
     )
     assert made.message("Ready") == "Revision 1 serves, because revision 2 failed. See condition RolledBack."
 
@@ -88,7 +88,7 @@ async def test_the_message_says_from_where_to_where_why_and_what_to_do() -> None
 async def test_without_a_spare_gpu_it_says_how_long_both_starts_took() -> None:
     made = await fail("crashes under load", surge=False)
     assert made.serving == [OLD]
-    assert made.message("RolledBack").endswith("All replicas were ready again 41 s after that.")
+    assert made.message("RolledBack").endswith("All replicas were ready again 41 s after the operator went back.")
 
 
 @pytest.mark.parametrize("harm", HARMLESS)
