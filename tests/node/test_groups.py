@@ -210,7 +210,7 @@ async def test_a_group_that_hangs_is_created_again_and_its_new_revision_goes_bac
     assert (crash["signature"], crash["pod"]) == ("EngineHung", LEADER)
     done = await until_back(cluster, "3 requests are running")
     await until_replaced(cluster, before)
-    assert "VLLM::EngineCore: stopped" in str(done["status"]["lastCrash"]) + str(done["status"]["rollback"])
+    assert "VLLM::EngineCore: stopped" in str(done["status"]["lastCrash"]) + str(done["status"]["conditions"])
     assert await told(cluster, "EngineHung") == 2, "the hang, and its restart as a crash"
     [evidence] = caches.rglob("hangs/*")
     assert {"what.txt", "metrics.txt", "processes.txt"} <= {each.name for each in evidence.iterdir()}
