@@ -62,7 +62,7 @@ NOT_RUN = {
     "make golden": "writes into the source tree",
     "pytest tests/unit/test_backend_product.py -m extended": "takes minutes; CI runs it among the extended tests",
     "make compare AGAINST=main OBJECTS=200 ROUNDS=1": "measures for minutes, on a machine that should be quiet",
-    "python hack/bench/compare.py --phases burst --profile profiles": "measures for minutes, on a machine that should be quiet",
+    "python hack/bench/compare.py --phases burst": "measures for minutes, on a machine that should be quiet",
     "make ingest RELEASE=0.34.0": "downloads wheels, and the version is made up; test_ingest.py and test_oracle.py test its parts",
     "make check-oracle": "downloads wheels and installs PyTorch; tests/unit/test_oracle.py tests the parts that need neither",
     "make check-oracle VERSIONS=0.33.0 SEED=2 COUNT=50": "the same, for a version and other cases",
