@@ -27,6 +27,7 @@ TOLD_OTHERWISE = {
     "hub-trust-remote-code.log": Verdict.PARTLY,  # the headline says it in plain words
     "import-segfault-lock.log": Verdict.PARTLY,  # the line of the allocator is shown, not the signal
     "hang-dp-draft-moe.log": Verdict.PARTLY,  # another line says that the engine stands still
+    "oomkilled-loading-kimi.log": Verdict.UNKNOWN,  # the log of an engine that still loads ends in the same way
     "plugin-block-size-m.log": Verdict.PARTLY,  # a package that nothing is known about
 }
 LABELS = read_labels(REPORTS, before=SPLIT)

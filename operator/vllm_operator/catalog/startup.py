@@ -26,9 +26,10 @@ ECHO_PRIORITY = 20
 TEXT_LIMIT, LIST_LIMIT = 600, 16
 """Maximum characters of a text, and maximum length of a list, except of those that only ship with the operator."""
 
-FACTS = ("stage", "utilization", "device", "limit", "attention", "moe", "options", "traceback")
-"""Names that every text may use in addition to captures: the stage of the start, settings, backends and optional flags that the log
-shows, the memory limit of the container (`none` without one), and the last frames of the error."""
+SETTINGS = ("utilization", "device", "chosen", "step", "graphs", "positions", "loopback")
+FACTS = ("stage", "limit", "attention", "moe", "options", "traceback", *SETTINGS)
+"""Names that every text may use in addition to captures: the stage of the start, the memory limit of the container (`none` without one),
+backends and optional flags that the log shows, the last frames of the error, and `SETTINGS`, which lines of the start capture."""
 
 
 class Severity(StrEnum):

@@ -15,7 +15,7 @@ from vllm_operator.cli.diagnose_ranks import Group, describe_group, find_group, 
 from vllm_operator.cli.inputs import InputError, add_output, name_of_file, print_as, read_input, read_text
 from vllm_operator.cli.pasted_logs import read_logs, severity
 from vllm_operator.cli.terminal import paragraph
-from vllm_operator.logs.crash import STILL
+from vllm_operator.logs.crash import STILL, TOLD_TO_STOP
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.ranks import GroupStanding
 from vllm_operator.logs.state import Crash, Progress, Stage, StartupState
@@ -31,6 +31,11 @@ STAGE_NAMES = {stage: stage.name.lower().replace("_", " ") for stage in Stage} |
     Stage.CUDA_GRAPH_CAPTURE: "CUDA graph capture",
 }
 _OF_CRASH = ("signature", "family", "cause", "remedy", "reference", "line", "line_number")
+_ENDED = (
+    "If the engine still runs, wait. If its process or container has ended, it was killed before it could write an error. For Reason OOMKilled"
+    " in the Pod's status (kubectl describe pod) or a full node (free, dmesg), raise the memory limit or lower what needs memory. For a failed"
+    " probe or an eviction in the Pod's events, give the start more time or the Pod its resources."
+)
 _WHOLE = (
     "Read the complete log of this start (after a restart, that of the previous container)."
     " Line {line} says that a process failed. The error is below it, at the end of the traceback."
@@ -161,6 +166,8 @@ def page(parser: StartupParser, state: StartupState, *, colours: bool) -> str:
         }
     elif state.cut_off_at is not None:
         sections["What to do"] = paragraph(_WHOLE.format(line=state.cut_off_at))
+    elif state.has_start and state.stage is not Stage.READY:
+        sections["If the log ends here"] = paragraph(_ENDED)
     after = parser.consequences(crash) if crash is not None else ()
     sections["Consequences"] = "\n".join(paragraph(f"{each.signature}, line {each.line_number}: {each.line[:120]}") for each in after)
     notices = [paragraph(f"{each.signature}: {each.cause} {each.remedy or ''}") for each in parser.notices_beside(crash)]
@@ -216,6 +223,8 @@ def headline(state: StartupState, red: str = "", green: str = "") -> str:
         what = state.crash.cause.partition(": ")[0] if state.crash.family else state.crash.signature
         return f"{red}Crashed{when}: {what}"
     if state.stage is Stage.READY:
+        if TOLD_TO_STOP in state.notices:
+            return "Stopped: the server was ready, and was told to stop"
         return f"{red}Stands still: requests run without output" if STILL in state.notices else f"{green}Started: the server is ready"
     if state.cut_off_at is not None:
         return f"{red}Failed{f' during {name}' if state.has_start else ''}, and the log ends before the error"

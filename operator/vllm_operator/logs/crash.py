@@ -43,6 +43,8 @@ from vllm_operator.text.redaction import present
 
 TERMINATED = "TerminatedDuringStartup"
 STILL = "EngineStandsStill"
+TOLD_TO_STOP = "ServerToldToStop"
+_SHUTS_DOWN = "Shutting down FastAPI HTTP server."
 _STALL = "SharedMemoryBroadcastStall"
 _ENGINE_CORE = "EngineCoreInitFailed"
 _RECORDS_AFTER = 12  # an error that the engine survived by more records than these explains nothing
@@ -107,7 +109,8 @@ _SERVED = (
     "The engine had served with these settings, so usually a kind of request, the load or a bug of this version led to it. Let it restart."
     " If it happens again, try a newer vLLM, and then this: "
 )
-_DEVICE = re.compile(r"\b(?:CUDA|HIP)(?: driver)? error\b")  # an error that the GPU cannot be used, raised by its first user
+_DEVICE = re.compile(r"\b(?:CUDA|HIP)(?: driver)? error\b|ZMQError: ")
+"""An error that the GPU, or the port of a listener, cannot be used, which others need, too."""
 _BARE = re.compile(r"[\w.]+:?|KeyError: \S{1,40}")  # an exception without a message
 _FRAME = re.compile(
     r'File "(?:[^"\n]*-packages/|[^"\n]*?/(?=(?:[^"\n/]+/){1,3}[^"\n/]+"))?(?P<file>[^"\n]+)", line \d+, in (?P<function>[\w<>]+)'
@@ -418,6 +421,7 @@ class CrashTracker:
         if orderly or not self._found.failed:
             self._stopping = True
             self._found = _Findings(self._found.records)
+            self.record(INFO, _SHUTS_DOWN, number)
 
     def record(self, level: int, text: str, number: int) -> None:
         """Read a record below ERROR."""
@@ -443,6 +447,7 @@ class CrashTracker:
         part = self.tracebacks.take(process, text, number, raw=level is None)
         if self._stopping and (failure := self._recognizer.look(text).failure) is not None and failure.unbidden:
             self._stopping = False  # the other processes were told to stop because this one had died
+            self.notices.pop(TOLD_TO_STOP, None)
         if self._stopping or (part is Part.FRAME and not text.startswith(NATIVE_FRAME)):
             if len(text) > len(BEGINNING) and text.startswith(BEGINNING):
                 # The line ends of a copied log were lost.
@@ -473,9 +478,9 @@ class CrashTracker:
         recent = self.tracebacks.recent
         beside = part is Part.EXCEPTION and self.tracebacks.mention(BYSTANDERS)
         failure = self._recognizer.look(text).failure
-        if failure is None and (harmless or (beside and is_of_a_request(self.tracebacks.frames(process)))):
-            if harmless and _DEVICE.search(text):
-                self._match(process, text, number, weak=True)  # this process survived it, but the engine needs the GPU too
+        if failure is None and harmless:
+            if _DEVICE.search(text):
+                self._match(process, text, number, weak=True)  # this process survived it, but the engine needs it too
             return True
         if (level is None and is_no_report(text, recent)) or (beside and self._is_aside(process, text, number)):
             return True
@@ -484,7 +489,8 @@ class CrashTracker:
             return (self._ready or self.stage == _LAST_STAGE) and failure.death and not failure.serving
         # Errors of vLLM's serving modules are caused by requests, unless the engine is dead.
         is_of_request = level is not None and bool(recent) and REQUEST_HEADER.search(recent[-1].header) is not None
-        for match in self._recognizer.find(text) if is_of_request else ():
+        is_of_request = is_of_request or (beside and is_of_a_request(self.tracebacks.frames(process)))
+        for match in self._recognizer.find(text, lambda: self.tracebacks.frames(process)) if is_of_request else ():
             if match.signature.severity is Severity.DEGRADED and match.signature.id != TERMINATED:
                 self._collect(match.signature, self._seen(process, text, number, match))  # no request can be answered
         return is_of_request

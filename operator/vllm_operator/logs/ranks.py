@@ -154,7 +154,7 @@ def _follows(crash: Crash, by_id: dict[str, Signature], following: set[str]) -> 
     """Return whether an error reports that another process has failed."""
     signature = by_id.get(crash.signature)
     if signature is None:
-        return crash.family in following
+        return crash.family in following and not crash.line.startswith("AssertionError")
     return signature.is_echo or signature.follows_others or signature.id == TERMINATED
 
 

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
-from vllm_operator.catalog.startup import LineMeaning, StartupKnowledge
+from vllm_operator.catalog.startup import SETTINGS, LineMeaning, StartupKnowledge
 from vllm_operator.logs.crash import CrashTracker
 from vllm_operator.logs.lines import INFO, WARNING, Line, LogClock
 from vllm_operator.logs.matching import Recognizer, compiled
@@ -30,7 +30,10 @@ _ADAPTERS_KEPT = 128  # maximum number of adapters to keep, twice the limit of a
 _FAILURE_LENGTH = 200
 _FIGURES = {"weights": "weights_gib", "kvCache": "kv_cache_gib", "kvTokens": "kv_cache_tokens", "concurrency": "concurrency"}
 """Fields of `MeasuredMemory` by group in `stages.yaml`."""
-_SETTINGS = re.compile(r"gpu_memory_utilization'?[:=] ?(?P<utilization>\d?\.\d{1,9})|\bdevice_config=(?P<device>\w{1,20})")
+_SETTINGS = re.compile(
+    r"gpu_memory_utilization'?[:=] ?(?P<utilization>\d?\.\d{1,9})|\bdevice_config=(?P<device>\w{1,20})"
+    r"|'attention_backend': [^,\n]{0,60}?'?(?P<chosen>[A-Z][A-Z\d_]{2,40})\b|'max_num_batched_tokens': (?P<step>\d{1,8})\b"
+)
 _OPTIONS = re.compile(
     r"'(hf_overrides|enable_(?:lora|eplb|sleep_mode|expert_parallel|dbo)|(?:speculative|kv_transfer|compilation)_config|kv_cache_dtype|block_size"
     r"|kv_offloading_size|kv_cache_memory_bytes|quantization|(?:pipeline|data|decode_context)_parallel_size|(?:attention|moe|linear|all2all)_backend"
@@ -190,6 +193,7 @@ class StartTracker:
             began = now - timedelta(seconds=int(named["took"]))
             if since is not None and earlier is not None and began >= earlier and abs(began - since) > _ROUNDED:
                 changes["entered"] = (*seen.entered[:-1], (stage, began))  # the bar of the stage has no time, and may be its first line
+        self.crashes.settings.update({name: value for name, value in named.items() if name in SETTINGS})
         if (meaning.banner or meaning.engine) and "version" in named:
             changes["engine_version"] = named["version"][:40]
         if meaning.cache is not None:
