@@ -32,9 +32,9 @@ STAGE_NAMES = {stage: stage.name.lower().replace("_", " ") for stage in Stage} |
 }
 _OF_CRASH = ("signature", "family", "cause", "remedy", "reference", "line", "line_number")
 _ENDED = (
-    "If the engine still runs, wait. If its process or container has ended, it was killed before it could write an error. For Reason OOMKilled"
-    " in the Pod's status (kubectl describe pod) or a full node (free, dmesg), raise the memory limit or lower what needs memory. For a failed"
-    " probe or an eviction in the Pod's events, give the start more time or the Pod its resources."
+    "If the engine still runs, wait. If its process or container has ended, it was killed before it could write an error. For Reason"
+    " OOMKilled in the Pod's status (kubectl describe pod) or a full node (free, dmesg), raise the memory limit or lower what needs memory."
+    " For a failed probe or an eviction in the Pod's events, give the start more time or the Pod its resources."
 )
 _WHOLE = (
     "Read the complete log of this start (after a restart, that of the previous container)."
