@@ -39,11 +39,8 @@ def starting(stage: str, completed: int, total: int) -> dict[str, Any]:
 
 
 COMPILING = {
-    "plan": {
-        "gpu": "NVIDIA-H200",
-        "image": "vllm/vllm-openai:v0.20.1",
-        "message": "Planned for NVIDIA H200 (sm_90), 1 GPU per replica. Backends: MoE DEEPGEMM.",
-    },
+    "gpu": "NVIDIA-H200",
+    "plan": "Planned for NVIDIA H200 (sm_90), 1 GPU per replica. Backends: MoE DEEPGEMM.",
     "startup": {"stage": "KernelWarmup", "completed": 1436, "total": 1735, "message": "DeepGEMM warm-up 1436/1735, about 2 min left"},
     "conditions": [condition("Ready", "False", "Starting", "DeepGEMM warm-up 1436/1735, about 2 min left.")],
     "cache": {"state": "Cold"},
