@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from support import observations as o
-from vllm_operator.api.conditions import HUNG, READY, find_condition
+from vllm_operator.api.conditions import CRASHED, HUNG, READY, find_condition
 from vllm_operator.api.status import Condition
 from vllm_operator.logs.state import Stage, StartupState
 from vllm_operator.pods.view import Phase
@@ -94,7 +94,10 @@ def test_a_restart_because_of_a_hang_is_a_crash_that_says_so() -> None:
     written = report(o.observe(crashed, states={("vllm-a-x1", 2): aborted}))
     crash = written.status.last_crash
     assert crash is not None
-    assert (crash.signature, crash.restarts, crash.exit_code) == ("EngineHung", 2, 0)
+    told = find_condition(written.status.conditions, CRASHED)
+    assert told is not None
+    assert "with exit code 0" in told.message
+    assert (crash.signature, crash.restarts, crash.exit_code) == ("EngineHung", 2, None), "the condition has the exit code"
     assert SAID in (crash.cause or "")
     assert "VLLM::Worker_TP1: stopped" in (crash.cause or "")
     assert crash.excerpt
