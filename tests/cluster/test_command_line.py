@@ -28,7 +28,7 @@ async def set_version(cluster: Cluster, wanted: str) -> None:
 
 def serves(wanted: str) -> Any:
     def check(resource: Manifest) -> bool:
-        return f"vLLM {wanted}" in resource.get("status", {}).get("plan", "") and condition(resource, "Ready").get("status") == "True"
+        return f"vLLM {wanted}" in plan_verdict(resource).message and condition(resource, "Ready").get("status") == "True"
 
     return check
 
