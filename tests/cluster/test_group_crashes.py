@@ -212,8 +212,7 @@ async def test_a_revision_of_a_group_that_fails_is_given_up_and_the_last_one_tha
         await hang(served)
     told = await served.wait_for("VLLMDeployment", "llama", has("RolledBack", "True"), within=60)
     message = condition(told, "RolledBack")["message"]
-    assert message.startswith("Revision 2 failed ")
-    assert "so the operator went back to revision 1" in message
+    assert message.startswith("Revision 2 failed, so the operator went back to revision 1.")
     assert ("startup probe" in message) == (way == "starts too slowly")
     await until_taken_back(served)
     await sim.script(path="ok", pull="0", load="0", crash_after=None)
