@@ -12,7 +12,7 @@ from vllm_operator.cli.inputs import InputError
 from vllm_operator.cli.plan import revisions_of
 from vllm_operator.cli.revisions import find_rollback, history
 from vllm_operator.kube.client import EVENT, PRESET, REVISION, VLLM_DEPLOYMENT
-from vllm_operator.planning.pinning import rollback_request
+from vllm_operator.planning.pinning import changed_fields, rollback_request
 
 OLD, NEW = "0.20.1", "0.24.0"
 
@@ -220,3 +220,17 @@ async def test_a_spec_without_a_plan_needs_no_rollback(updated: Bench, fleet: Fl
     updated.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"spec": {"accelerator": None}})
     with pytest.raises(InputError, match="has not processed the current spec"):
         numbers(updated)
+
+
+def test_what_the_specs_differ_in_has_no_value_that_may_be_a_secret() -> None:
+    def spec(value: str) -> dict[str, Any]:
+        pod = {"spec": {"containers": [{"name": "vllm", "env": [{"name": "CREDENTIAL", "value": value}]}]}}
+        args = [{"name": "--api-key", "value": value}, {"name": "--max-num-seqs", "value": str(len(value))}]
+        env = [{"name": "MY_PASSWORD", "value": value}, {"name": "PLAIN", "value": value}]
+        return {"engine": {"args": args, "env": env, "extraArgs": ["--api-key", value]}, "podTemplate": pod}
+
+    found = list(changed_fields(spec("swordfish"), spec("hunter2-new")))
+    assert [text for text in found if "swordfish" in text or "hunter2" in text] == []
+    assert "engine.args --max-num-seqs 9 → 11" in found
+    assert {"engine.args --api-key", "engine.env MY_PASSWORD", "engine.env PLAIN", "engine.extraArgs"} <= set(found)
+    assert any(text.startswith("podTemplate.") for text in found)

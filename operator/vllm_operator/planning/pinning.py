@@ -29,7 +29,7 @@ from vllm_operator.planning.placement.targets import InUse, in_use_of, may_run_o
 from vllm_operator.planning.pod_template import run_as_user
 from vllm_operator.pods.view import Phase, PodView, has_run
 from vllm_operator.sizing.parallelism import COUNT_LIMIT, ParallelShape, Shape, resolve_shape
-from vllm_operator.text.redaction import present
+from vllm_operator.text.redaction import present, redact
 from vllm_operator.text.wording import MESSAGE_LIMIT, whole_sentences
 
 DIFFERENCES_IN_MESSAGE = 4
@@ -41,6 +41,8 @@ PENDING_SECONDS = 5.0
 UNPLANNED = ("replicas", "autoscaling", "networkPolicy", "gateway")
 """Fields of the spec that no plan depends on. Of `rollout`, only `drainSeconds` is part of a plan (`planned_fields`)."""
 _INSTEAD = " instead of "
+_FREE_TEXTS = ("engine.env", "engine.extraArgs", "podTemplate")
+"""Fields with values under names that users choose, such as passwords in variables: no message has the values."""
 
 
 class Standing(Enum):
@@ -156,11 +158,13 @@ def with_earlier_plan(resource: VLLMDeployment, plan: Plan, planned: Mapping[str
 
 
 def changed_fields(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what differs between two specs, in words: `engine.args --max-num-seqs 512 → 1024`."""
+    """Yield what differs between two specs, in words: `engine.args --max-num-seqs 512 → 1024`. Values that may be secrets are left out."""
     old, new = (dict(_leaves("", fields)) for fields in (before, now))
     for path in sorted({*old, *new}):
+        values = [each.get(path, "unset") for each in (old, new)]
         if old.get(path) != new.get(path):
-            yield f"{path} {' → '.join(present(each.get(path, 'unset'), 60) for each in (old, new))}"
+            is_hidden = path.startswith(_FREE_TEXTS) or any(redact(said := f"{path}={value}") != said for value in values)
+            yield path if is_hidden else f"{path} {' → '.join(present(value, 60) for value in values)}"
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
