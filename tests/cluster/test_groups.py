@@ -70,6 +70,8 @@ async def test_a_group_from_its_first_start_to_its_end(
 
     await scale_while_the_operator_is_killed(served, operator)
 
+    await meet_an_object_of_another(served, operator)
+
     # a rollout replaces both Pods
     uids = {name: (await served.get("Pod", name))["metadata"]["uid"] for name in ("llama-0", "llama-0-1")}
     await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"env": [{"name": "CHANGED", "value": "yes"}]}}})
@@ -142,3 +144,19 @@ async def scale_while_the_operator_is_killed(served: Cluster, operator: Operator
     assert (await served.get("VLLMDeployment", "llama"))["status"]["replicas"] == 2
     await served.patch("VLLMDeployment", "llama", {"spec": {"replicas": 1}}, subresource="scale")
     await served.wait_for_pods(1, selector=FOLLOWERS)
+
+
+async def meet_an_object_of_another(served: Cluster, operator: OperatorProcess) -> None:
+    """It is left alone, and the condition names it."""
+    await operator.kill()
+    theirs = await served.get("LeaderWorkerSet", "llama")
+    await served.delete("LeaderWorkerSet", "llama")
+    await served.wait_until_gone("LeaderWorkerSet", "llama")
+    template = {"spec": {"containers": [{"name": "theirs", "image": "example.com/theirs"}]}}
+    spec = {"replicas": 0, "leaderWorkerTemplate": {"size": 2, "workerTemplate": template}}
+    await served.create({key: theirs[key] for key in ("apiVersion", "kind")} | {"metadata": {"name": "llama"}, "spec": spec})
+    await operator.start()
+    await served.wait_for("VLLMDeployment", "llama", lambda it: "was not created by the operator" in condition(it, "Ready")["message"])
+    assert (await served.get("LeaderWorkerSet", "llama"))["spec"]["replicas"] == 0
+    await served.delete("LeaderWorkerSet", "llama")
+    await served.wait_for("VLLMDeployment", "llama", serves_its_spec, within=120)

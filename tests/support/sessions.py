@@ -3,13 +3,13 @@
 import os
 import secrets
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import aiohttp
 import pytest
 
-from support.cluster import Cluster
+from support.cluster import Cluster, RefusedError
 from testenv.binaries import BuildError, ensure_binaries
 from testenv.controlplane import BaseEnvironment
 from testenv.toolchain import ToolchainError
@@ -66,3 +66,7 @@ async def own_namespace(environment: BaseEnvironment, *, grace_seconds: int = 0)
         yield cluster
         await cluster.delete("Namespace", namespace)
         await cluster.request("DELETE", f"/api/v1/namespaces/{namespace}/pods", params={"gracePeriodSeconds": str(grace_seconds)})
+        for pod in await cluster.list_all("Pod"):
+            if pod["metadata"].get("finalizers"):  # of a test that failed; they would hold GPUs on nodes of the same name in the next test
+                with suppress(RefusedError):
+                    await cluster.patch("Pod", pod["metadata"]["name"], {"metadata": {"finalizers": None}})
