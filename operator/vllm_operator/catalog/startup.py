@@ -26,7 +26,7 @@ ECHO_PRIORITY = 20
 TEXT_LIMIT, LIST_LIMIT = 600, 16
 """Maximum characters of a text, and maximum length of a list, except of those that only ship with the operator."""
 
-SETTINGS = ("utilization", "device", "chosen", "step", "graphs", "positions", "loopback")
+SETTINGS = ("utilization", "device", "platform", "version", "eager", "nccl", "chosen", "step", "graphs", "positions", "loopback")
 FACTS = ("stage", "limit", "attention", "moe", "options", "traceback", *SETTINGS)
 """Names that every text may use in addition to captures: the stage of the start, the memory limit of the container (`none` without one),
 backends and optional flags that the log shows, the last frames of the error, and `SETTINGS`, which lines of the start capture."""
@@ -211,10 +211,11 @@ class Bar(Sourced):
 
 
 class Silence(Entry):
-    """Maximum seconds for which a healthy stage may log nothing, and the reason."""
+    """Maximum seconds for which a healthy stage may log nothing, the reason, and what to do if the log ends in it."""
 
     seconds: int
     why: str
+    advice: str = ""
 
 
 class Measured(Sourced):
@@ -225,6 +226,14 @@ class Measured(Sourced):
 
     where: str
     stages: Mapping[str, Mapping[str, int]]
+
+
+class Circumstance(Entry):
+    """If `seen` is found in what the log shows, words of remedies are `replaced`, and sentences left out in which `omitted` is found."""
+
+    seen: str
+    replaced: Mapping[str, str]
+    omitted: str
 
 
 class Failure(Entry):
@@ -273,7 +282,7 @@ class Stages(Entry):
 
     `silent_backends` are parts of names of backends that compile kernels without logging, which happens in `silent_stages`; silence under
     `silent_after_seconds` is ordinary. `echoes` are parts of exceptions that only report a failure elsewhere. `measured` is for `dense`
-    models and for those with `experts`.
+    models and for those with `experts`. `ended` is what to do if the log ends within a start.
     """
 
     lines: tuple[LineMeaning, ...]
@@ -286,6 +295,8 @@ class Stages(Entry):
     failures: tuple[Failure, ...]
     echoes: tuple[str, ...]
     heartbeats: tuple[Heartbeat, ...]
+    circumstances: tuple[Circumstance, ...]
+    ended: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -31,11 +31,6 @@ STAGE_NAMES = {stage: stage.name.lower().replace("_", " ") for stage in Stage} |
     Stage.CUDA_GRAPH_CAPTURE: "CUDA graph capture",
 }
 _OF_CRASH = ("signature", "family", "cause", "remedy", "reference", "line", "line_number")
-_ENDED = (
-    "If the engine still runs, wait. If its process or container has ended, it was killed before it could write an error. For Reason"
-    " OOMKilled in the Pod's status (kubectl describe pod) or a full node (free, dmesg), raise the memory limit or lower what needs memory."
-    " For a failed probe or an eviction in the Pod's events, give the start more time or the Pod its resources."
-)
 _WHOLE = (
     "Read the complete log of this start (after a restart, that of the previous container)."
     " Line {line} says that a process failed. The error is below it, at the end of the traceback."
@@ -167,7 +162,8 @@ def page(parser: StartupParser, state: StartupState, *, colours: bool) -> str:
     elif state.cut_off_at is not None:
         sections["What to do"] = paragraph(_WHOLE.format(line=state.cut_off_at))
     elif state.has_start and state.stage is not Stage.READY:
-        sections["If the log ends here"] = paragraph(_ENDED)
+        stages = load_startup().stages
+        sections["If the log ends here"] = paragraph(f"{stages.silence[state.stage.value].advice} {stages.ended}".strip())
     after = parser.consequences(crash) if crash is not None else ()
     sections["Consequences"] = "\n".join(paragraph(f"{each.signature}, line {each.line_number}: {each.line[:120]}") for each in after)
     notices = [paragraph(f"{each.signature}: {each.cause} {each.remedy or ''}") for each in parser.notices_beside(crash)]
@@ -216,9 +212,9 @@ def _crash(crash: Crash | None) -> dict[str, Any] | None:
 
 def headline(state: StartupState, red: str = "", green: str = "") -> str:
     """Return a line about a log."""
-    name = STAGE_NAMES[state.stage]
+    name = f"{'after' if state.is_stage_over else 'during'} {STAGE_NAMES[state.stage]}"
     if state.crash is not None:
-        when = "" if not state.has_start else " while serving" if state.stage is Stage.READY else f" during {name}"
+        when = "" if not state.has_start else " while serving" if state.stage is Stage.READY else f" {name}"
         # An error without a signature is headed by what failed.
         what = state.crash.cause.partition(": ")[0] if state.crash.family else state.crash.signature
         return f"{red}Crashed{when}: {what}"
@@ -227,11 +223,11 @@ def headline(state: StartupState, red: str = "", green: str = "") -> str:
             return "Stopped: the server was ready, and was told to stop"
         return f"{red}Stands still: requests run without output" if STILL in state.notices else f"{green}Started: the server is ready"
     if state.cut_off_at is not None:
-        return f"{red}Failed{f' during {name}' if state.has_start else ''}, and the log ends before the error"
+        return f"{red}Failed{f' {name}' if state.has_start else ''}, and the log ends before the error"
     if not state.has_start:
         return "No crash and no vLLM start in this log"
     progress = f", {_progress(state.progress)}" if state.progress is not None else ""
-    return f"Not ready and not crashed: the log ends during {name}{progress}"
+    return f"Not ready and not crashed: the log ends {name}{progress}"
 
 
 def _facts(state: StartupState) -> str:

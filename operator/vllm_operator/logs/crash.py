@@ -680,7 +680,9 @@ class CrashTracker:
         return tuple(map(self._described, sorted(known, key=lambda each: each.number)))
 
     def _described(self, evidence: Evidence) -> Crash:
-        return _to_crash(evidence, {**self.settings, "stage": self.stage}, self._recognizer)
+        crash = _to_crash(evidence, {**self.settings, "stage": self.stage}, self._recognizer)
+        shown = "\n".join((*(f"{name}={value}" for name, value in self.settings.items()), *evidence.frames, evidence.text))
+        return replace(crash, remedy=self._recognizer.adapted(crash.remedy or "", shown))
 
     def _titled(self) -> Evidence | None:
         # The log ends within the traceback of the error that ended the engine. Only the record that announces it is left.

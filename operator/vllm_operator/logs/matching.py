@@ -111,7 +111,7 @@ class Recognizer:
         self._failures = {failure.text: failure for failure in stages.failures}
         self._echoes = frozenset(stages.echoes)
         self._literals = Literals((*self._failures, *self._echoes, *self._anchors))
-        self._kinds = tuple(kinds)
+        self._kinds, self._circumstances = tuple(kinds), stages.circumstances
         self._latest = "", Seen()
 
     def look(self, text: str) -> Seen:
@@ -145,6 +145,15 @@ class Recognizer:
         of_words = [kind for kind in self._kinds if kind.words is not None and compiled(kind.words).search(text)]
         of_message = [kind for kind in fitting if kind.frames is None and kind.message is not None]
         return min((*found, *of_words, *of_message), key=lambda kind: (not kind.first, kind.general), default=None)
+
+    def adapted(self, remedy: str, shown: str) -> str:
+        """Return a remedy without what does not suit the device or the settings. `shown`: what the log shows of them."""
+        for each in (one for one in self._circumstances if compiled(one.seen).search(shown)):
+            for word, other in each.replaced.items():
+                remedy = remedy.replace(word, other)
+            kept = (part for part in re.split(r"(?<=[.:]) (?=[A-Z])", remedy) if not compiled(each.omitted).search(part))
+            remedy = " ".join(kept) or remedy
+        return remedy
 
 
 @cache

@@ -33,6 +33,7 @@ _FIGURES = {"weights": "weights_gib", "kvCache": "kv_cache_gib", "kvTokens": "kv
 _SETTINGS = re.compile(
     r"gpu_memory_utilization'?[:=] ?(?P<utilization>\d?\.\d{1,9})|\bdevice_config=(?P<device>\w{1,20})"
     r"|'attention_backend': [^,\n]{0,60}?'?(?P<chosen>[A-Z][A-Z\d_]{2,40})\b|'max_num_batched_tokens': (?P<step>\d{1,8})\b"
+    r"|\benforce_eager'?[:=] ?(?P<eager>True)|\bdisable_custom_all_reduce'?[:=] ?(?P<nccl>True)"
 )
 _OPTIONS = re.compile(
     r"'(hf_overrides|enable_(?:lora|eplb|sleep_mode|expert_parallel|dbo)|(?:speculative|kv_transfer|compilation)_config|kv_cache_dtype|block_size"
@@ -160,6 +161,8 @@ class StartTracker:
             self._enter(Stage(meaning.stage))
             if self._seen.stage is Stage(meaning.stage):
                 self._ended = self._clock.now() if meaning.ends else None
+                self._seen = replace(self._seen, is_stage_over=meaning.ends)
+                self.crashes.stage = f"After{meaning.stage}" if meaning.ends else self.crashes.stage
         if meaning.arguments or meaning.engine:
             for setting in _SETTINGS.finditer(found.string):
                 self.crashes.settings.update({name: value for name, value in setting.groupdict().items() if value})
@@ -194,6 +197,8 @@ class StartTracker:
             if since is not None and earlier is not None and began >= earlier and abs(began - since) > _ROUNDED:
                 changes["entered"] = (*seen.entered[:-1], (stage, began))  # the bar of the stage has no time, and may be its first line
         self.crashes.settings.update({name: value for name, value in named.items() if name in SETTINGS})
+        if meaning.arguments:
+            changes["has_arguments"] = True
         if (meaning.banner or meaning.engine) and "version" in named:
             changes["engine_version"] = named["version"][:40]
         if meaning.cache is not None:
@@ -247,7 +252,7 @@ class StartTracker:
                     entered = (*entered[:-1], (Stage.KERNEL_WARMUP, began))
                 elif latest is Stage.CUDA_GRAPH_CAPTURE and silent > _SILENT:
                     entered = (*entered, (Stage.KERNEL_WARMUP, self._ended))
-            self._seen = replace(self._seen, stage=stage, progress=None, entered=(*entered, (stage, since)))
+            self._seen = replace(self._seen, stage=stage, is_stage_over=False, progress=None, entered=(*entered, (stage, since)))
             self._ended = None
             self._counts = Counts()
             self.crashes.advanced(stage.value, ready=stage is Stage.READY)

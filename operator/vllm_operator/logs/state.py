@@ -112,6 +112,7 @@ class StartupState:
     """The state of a run according to its log so far. Times are those of log lines (UTC)."""
 
     stage: Stage = Stage.PROCESS_START
+    is_stage_over: bool = False  # what follows has not logged anything yet
     progress: Progress | None = None
     detail: str | None = None
     stage_since: datetime | None = None
@@ -119,6 +120,7 @@ class StartupState:
     last_line_at: datetime | None = None
     silent_stage_inferred: bool = False  # the engine probably does work that it does not log (FlashInfer JIT)
     engine_version: str | None = None
+    has_arguments: bool = False  # the log has the line with the arguments of the server
     crash: Crash | None = None
     cache: CacheEvidence = CacheEvidence()
     observed_backends: tuple[tuple[str, str], ...] = ()  # pairs of a component and the backend that the log names
@@ -136,7 +138,7 @@ class StartupState:
     @property
     def has_start(self) -> bool:
         """Whether a line belongs to a start. If not, this is an excerpt, the end of a log, or another program's log."""
-        return self.stage is not Stage.PROCESS_START or self.engine_version is not None or bool(self.observed_backends)
+        return bool(self.stage is not Stage.PROCESS_START or self.engine_version or self.has_arguments or self.observed_backends)
 
 
 def is_same(old: StartupState, new: StartupState) -> bool:

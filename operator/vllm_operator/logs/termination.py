@@ -15,15 +15,8 @@ _OOM = "OOMKilled"
 _BY_EXIT_CODE = {132: "IllegalInstruction", 135: "BusErrorSharedMemory"}
 _NATIVE = "NativeCodeCrash"
 _IN_COMPILED_CODE = (6, 8, 11)  # signals for errors in native code without a signature
-_SIGNALS = {
-    4: "illegal instruction",
-    6: "abort",
-    7: "bus error",
-    8: "arithmetic error",
-    9: "killed",
-    11: "segmentation fault",
-    15: "terminated",
-}
+_SIGNALS = {4: "illegal instruction", 6: "abort", 7: "bus error", 8: "arithmetic error"}
+_SIGNALS |= {9: "killed", 11: "segmentation fault", 15: "terminated"}
 _LINE_LIMIT = 400
 SAYS_NOTHING = "and its log does not say why"  # end of the cause text of a crash without an error in the log
 
