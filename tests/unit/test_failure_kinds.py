@@ -156,6 +156,15 @@ CASES: dict[str, tuple[list[str], str]] = {
     "RequestGrammarInvalid": ([WORKER], "RuntimeError: [22:31:40] grammar_parser.cc:1402: EBNF parser error at line 2, column 1"),
     "PythonTooOld": (["flashinfer/fp4.py"], "TypeError: 'type' object is not subscriptable"),
     "PackageImportFailed": (["acme/odd.py"], "TypeError: odd"),
+    "ModuleLoadFailed": (["acme/odd.py", "acme/parts.py"], ODD),
+    "CudaBuildsDiffer": (
+        ["transformers/audio_utils.py", "torchaudio/_extension/utils.py"],
+        "RuntimeError: Detected that PyTorch and TorchAudio were compiled with different CUDA versions.",
+    ),
+    "LevelZeroFailed": (
+        ["torch/xpu/__init__.py"],
+        "RuntimeError: level_zero backend failed with error: 2147483646 (UR_RESULT_ERROR_UNKNOWN)",
+    ),
     "StableOperatorFailed": (["torch/_ops.py"], 'RuntimeError: torch_call_dispatcher("aten::empty", "", stack.data()) API call failed'),
     "TransferredDataLost": (["lmcache/v1/storage_backend/pd_backend.py"], "AssertionError: Key 7 not found in local data."),
     "SizeNotDivisible": (["flashinfer/fused_moe/core.py"], "AssertionError: K must be divisible by blockK"),

@@ -75,8 +75,10 @@ _TITLE = re.compile(r"^Exception in worker \w{1,40} while processing method \w{1
 """Text before the message of an exception in the record that announces it."""
 _PANIC = re.compile(r"thread '[^'\n]{0,80}'(?: \(\d{1,9}\))? panicked at ")
 """A panic in Rust. Its message is on the next line, in older versions on the same line."""
-_UNFINISHED = re.compile(r"\d validation errors? for \w{1,80}$|^terminate called after throwing an instance of '[^'\n]{1,200}'$")
-"""A message that goes on in the next line, of pydantic or the C++ runtime."""
+_UNFINISHED = re.compile(
+    r"\d validation errors? for \w{1,80}$|^terminate called after throwing an instance of '[^'\n]{1,200}'$|^Abort was called at \d+ line in"
+)
+"""A message that goes on in the next line, of pydantic, the C++ runtime or the runtime of Intel GPUs."""
 _QUOTING = re.compile(r"Worker failed with error '(?!'(?:,|$)|cancelled)|while processing method \w{1,60}: (?!,|Traceback)\S")
 """An error that reports a failure in another process and quotes its message."""
 _ADVICE = re.compile(
