@@ -49,7 +49,7 @@ CASES = {
         f"{READY}{ENCODER}{PREFIX}EngineCore encountered a fatal error.\n",
         "InputExceedsEncoderCache",
         "21504",
-        "processor",
+        "transformers",
     ),
     "another error after it": (
         READY
@@ -173,7 +173,7 @@ CASES = {
     ),
     "memory that may move": (
         "(APIServer pid=1)   Value error, KV connector NixlConnector is incompatible with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True "
-        "unless enable_cumem_allocator is also enabled. PyTorch's CUDA VMM allocator can remap [type=value_error, input_value=ArgsKwargs]\n",
+        "unless enable_cumem_allocator is also enabled. PyTorch's allocator can remap [type=value_error, input_value=ArgsKwargs]\n",
         "KvConnectorAllocatorConflict",
         "Remove expandable_segments",
         "--kv-transfer-config",
