@@ -156,6 +156,10 @@ CASES: dict[str, tuple[list[str], str]] = {
     "RequestGrammarInvalid": ([WORKER], "RuntimeError: [22:31:40] grammar_parser.cc:1402: EBNF parser error at line 2, column 1"),
     "PythonTooOld": (["flashinfer/fp4.py"], "TypeError: 'type' object is not subscriptable"),
     "PackageImportFailed": (["acme/odd.py"], "TypeError: odd"),
+    "DecodeOnlyBackend": (
+        ["vllm/model_executor/layers/attention/mla_attention.py"],
+        "AssertionError: assert m.max_query_len <= self.reorder_batch_threshold  # decode only",
+    ),
     "ModuleLoadFailed": (["acme/odd.py", "acme/parts.py"], ODD),
     "CudaBuildsDiffer": (
         ["transformers/audio_utils.py", "torchaudio/_extension/utils.py"],

@@ -28,6 +28,9 @@ TOLD_OTHERWISE = {
     "import-segfault-lock.log": Verdict.PARTLY,  # the line of the allocator is shown, not the signal
     "hang-dp-draft-moe.log": Verdict.PARTLY,  # another line says that the engine stands still
     "oomkilled-loading-kimi.log": Verdict.UNKNOWN,  # the log of an engine that still loads ends in the same way
+    "engine-sigsegv-uv-sync-downgrade.log": Verdict.PARTLY,  # likewise
+    "p2p-bar1-nccl-init-hang-5090.log": Verdict.UNKNOWN,  # the log of an engine that still connects ends in the same way
+    "silent-after-args-hub-unreachable.log": Verdict.UNKNOWN,  # likewise, while it reads the configuration
     "plugin-block-size-m.log": Verdict.PARTLY,  # a package that nothing is known about
 }
 LABELS = read_labels(REPORTS, before=SPLIT)

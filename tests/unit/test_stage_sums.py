@@ -16,7 +16,7 @@ INNER = {"TorchCompile", "MemoryProfiling", "KernelWarmup", "Autotune", "FlashIn
 SECONDS_SLACK = 2  # times of lines are whole seconds
 
 LABELS = yaml.load((CORPUS / "independent/labels.yaml").read_text(), Loader=yaml.CSafeLoader)
-INVENTED = {CORPUS / "independent" / each["file"] for each in LABELS if each.get("set") == 3}
+INVENTED = {CORPUS / "independent" / each["file"] for each in LABELS if each.get("set", 0) >= 3}
 """Their times do not agree with the figures beside them."""
 LOGS = sorted(set(CORPUS.rglob("*.log")) - INVENTED)
 CAPTURED = re.compile(r"Graph capturing finished in (\d+) secs")

@@ -27,9 +27,9 @@ TEXT_LIMIT, LIST_LIMIT = 600, 16
 """Maximum characters of a text, and maximum length of a list, except of those that only ship with the operator."""
 
 SETTINGS = ("utilization", "device", "platform", "version", "eager", "nccl", "cached", "chosen", "step", "graphs", "positions", "loopback")
-FACTS = ("stage", "limit", "attention", "moe", "options", "traceback", *SETTINGS)
+FACTS = ("stage", "limit", "attention", "moe", "options", "traceback", "notices", *SETTINGS)
 """Names that every text may use in addition to captures: the stage of the start, the memory limit of the container (`none` without one),
-backends and optional flags that the log shows, the last frames of the error, and `SETTINGS`, which lines of the start capture."""
+backends and optional flags that the log shows, the last frames of the error, notices, and `SETTINGS`, which lines of the start capture."""
 
 
 class Severity(StrEnum):

@@ -163,6 +163,7 @@ def page(parser: StartupParser, state: StartupState, *, colours: bool) -> str:
         sections["What to do"] = paragraph(_WHOLE.format(line=state.cut_off_at))
     elif state.has_start and state.stage is not Stage.READY:
         stages = load_startup().stages
+        sections["Last line"] = f"  | {parser.last_line}"
         sections["If the log ends here"] = paragraph(f"{stages.silence[state.stage.value].advice} {stages.ended}".strip())
     after = parser.consequences(crash) if crash is not None else ()
     sections["Consequences"] = "\n".join(paragraph(f"{each.signature}, line {each.line_number}: {each.line[:120]}") for each in after)

@@ -682,7 +682,7 @@ class CrashTracker:
         return tuple(map(self._described, sorted(known, key=lambda each: each.number)))
 
     def _described(self, evidence: Evidence) -> Crash:
-        crash = _to_crash(evidence, {**self.settings, "stage": self.stage}, self._recognizer)
+        crash = _to_crash(evidence, {**self.settings, "stage": self.stage, "notices": " ".join(self.notices)}, self._recognizer)
         shown = "\n".join((*(f"{name}={value}" for name, value in self.settings.items()), *evidence.frames, evidence.text))
         return replace(crash, remedy=self._recognizer.adapted(crash.remedy or "", shown))
 

@@ -13,6 +13,7 @@ from vllm_operator.logs.lines import ERROR, LINE_LIMIT, Line, LineReader, LogClo
 from vllm_operator.logs.start import StartTracker, prepare
 from vllm_operator.logs.state import Crash, StartupState
 from vllm_operator.logs.tracebacks import CHARACTERS_KEPT, LINES_KEPT
+from vllm_operator.text.redaction import present
 
 _LONG = 300  # minimum characters of a line that may contain several records
 _UVICORN = ":     "  # end of the header of a record of uvicorn, which has no time
@@ -51,6 +52,11 @@ class StartupParser:
     def end(self) -> None:
         """End the log. A last line without a line end is included."""
         self._read(self._reader.end())
+
+    @property
+    def last_line(self) -> str:
+        """The text of the last line of the latest start, fit for display."""
+        return present(self._recent[-1].text.strip(), LINE_LIMIT // 16) if self._recent else ""
 
     @property
     def state(self) -> StartupState:

@@ -189,7 +189,7 @@ class StartTracker:
     def _observe(self, meaning: LineMeaning, named: Mapping[str, str]) -> None:
         """Record what the line says about the engine. `named` are the named groups of the pattern."""
         seen = self._seen
-        changes: dict[str, Any] = {}
+        changes: dict[str, Any] = {"has_arguments": True} if meaning.arguments else {}
         now = self._clock.now() if "took" in named and self._clock.given is None else None
         if now is not None and len(seen.entered) > 1:
             (_, earlier), (stage, since) = seen.entered[-2:]
@@ -197,8 +197,6 @@ class StartTracker:
             if since is not None and earlier is not None and began >= earlier and abs(began - since) > _ROUNDED:
                 changes["entered"] = (*seen.entered[:-1], (stage, began))  # the bar of the stage has no time, and may be its first line
         self.crashes.settings.update({name: value for name, value in named.items() if name in SETTINGS})
-        if meaning.arguments:
-            changes["has_arguments"] = True
         if (meaning.banner or meaning.engine) and "version" in named:
             changes["engine_version"] = named["version"][:40]
         if meaning.cache is not None:
