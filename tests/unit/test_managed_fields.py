@@ -161,6 +161,8 @@ def test_owned_fields_and_desired_fields_are_compared(fields: Manifest, desired:
         ({"f:a": {}}, {"a": ["x"]}, {"a": ["x", "y"]}, ("a",)),
         ({"f:a": {}}, {"a": ""}, {}, None),
         ({"f:a": {}}, {"a": False}, {}, None),
+        ({"f:hostUsers": {}}, {"hostUsers": False}, {}, ("hostUsers",)),
+        ({"f:hostUsers": {}}, {"hostUsers": False}, {"hostUsers": False}, None),
         ({"f:a": {}}, {"a": {"b": 1}}, {"a": {"b": 1, "default": 2}}, None),
         ({"f:a": {}}, {"a": [{"b": 1}]}, {"a": [{"b": 1, "default": 2}]}, None),
         ({"f:memory": {}}, {"memory": "1024Mi"}, {"memory": "1Gi"}, None),

@@ -27,6 +27,7 @@ Path = tuple[str, ...]
 Fields = Mapping[str, Any]
 """Fields in the format `fieldsV1`. Empty: a value with one owner as a whole."""
 
+_KEPT_IF_FALSE = ("hostUsers",)  # and dropped by default before Kubernetes 1.33
 SCALER = "kube-controller-manager"
 """Field manager that writes `replicas` through the scale subresource for a HorizontalPodAutoscaler."""
 _RECORDED_METADATA = ("labels", "annotations", "ownerReferences")
@@ -137,7 +138,7 @@ def find_unkept(fields: Fields, desired: Any, live: Any) -> Path | None:
     in_desired, in_live = _Items(desired), _Items(live)
     for name, inner in fields.items():
         place = None if name == "." else in_desired.find(name)
-        if place is None or not desired[place]:  # the API server omits empty values
+        if place is None or (not desired[place] and place not in _KEPT_IF_FALSE):  # the API server omits empty values
             continue
         where = in_live.find(name)
         unkept = () if where is None else None if name[0] == "v" else find_unkept(inner, desired[place], live[where])
