@@ -88,7 +88,11 @@ def test_a_claim_avoids_nodes_whose_device_plugin_offers_the_same_gpus() -> None
     [
         (in_dra_mode(H100), {"allocation": "DevicePlugin"}, "Set spec.accelerator.allocation to DRA"),
         ((H100, None), {"allocation": "DRA"}, "or remove spec.accelerator.allocation."),
-        ((H100, None), {"uuids": [UUID]}, "Install the NVIDIA DRA driver with GPU support, or remove spec.accelerator.uuids."),
+        (
+            (H100, None),
+            {"uuids": [UUID]},
+            "Install the NVIDIA DRA driver with GPU support, which needs Kubernetes 1.34, or remove spec.accelerator.uuids.",
+        ),
     ],
 )
 def test_what_no_node_offers_is_refused_with_a_way_out(machine: tuple[Manifest, Manifest | None], accelerator: Manifest, said: str) -> None:
