@@ -52,6 +52,16 @@ test-extended: $(STAMP) testenv ## Longer tests: full matrices, many examples pe
 	$(BIN)/pytest tests/unit tests/cluster -m "extended and not chaos" $(PARALLEL) --no-loadscope-reorder
 	$(BIN)/pytest tests/unit -m hypothesis --hypothesis-profile thorough --timeout 600 -n $(WORKERS)
 
+VERSION ?= 1.30
+# what another API server, controller manager or scheduler may decide otherwise
+DECIDED_BY_KUBERNETES := api autoscaling bad_input chart disruptions drift lifecycle pod_template rendered_manifests restart
+
+.PHONY: test-kubernetes
+test-kubernetes: export TESTENV_KUBERNETES = $(VERSION)
+test-kubernetes: export KUBEBUILDER_ASSETS =
+test-kubernetes: $(STAMP) testenv ## A part of the tests on the control plane of another Kubernetes; VERSION=1.30
+	$(BIN)/pytest $(DECIDED_BY_KUBERNETES:%=tests/cluster/test_%.py) -k "test_chart or not extended" $(PARALLEL)
+
 SEEDS ?= 1 2 3
 SECONDS ?= 180
 

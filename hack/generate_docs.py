@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from testenv.binaries import KUBERNETES_VERSION
+from testenv.binaries import kubernetes_versions
 from vllm_operator import __version__
 from vllm_operator.api import conditions
 from vllm_operator.api.crd import custom_resource_definition, schema_of
@@ -243,7 +243,7 @@ def support() -> dict[str, Any]:
     oldest = re.search(r'kubeVersion: ">=(.*)-0"', (ROOT / "charts/vllm-operator/Chart.yaml").read_text("utf-8"))
     return {
         "operator": __version__,
-        "kubernetes": {"oldest": oldest[1] if oldest else None, "tested": [KUBERNETES_VERSION.removeprefix("v")]},
+        "kubernetes": {"oldest": oldest[1] if oldest else None, "tested": list(kubernetes_versions())},
         "vllm": {version: entry["bundle"] for version, entry in SECTIONS["versions"].entries(catalog, crashes).items()},
         "oldestDriverForCuda": {str(major): driver for major, driver in catalog.images.drivers.items()},
         "gpus": SECTIONS["gpus"].entries(catalog, crashes),
@@ -256,7 +256,8 @@ def support_matrix(known: Mapping[str, Any]) -> str:
     lines = [
         NOTE.format("catalog/data") + "# What is supported\n",
         f"[support-matrix.json](support-matrix.json) has the same for tools.\n\n**Kubernetes** {kubernetes['oldest']} and newer, "
-        f"tested with {', '.join(kubernetes['tested'])}.\n\n**vLLM**, with the CUDA version of the release's image, and the oldest driver "
+        f"[tested](development.md#other-versions-of-kubernetes) with {', '.join(kubernetes['tested'])}.\n\n"
+        "**vLLM**, with the CUDA version of the release's image, and the oldest driver "
         "that runs it without a compatibility package. Other versions are planned as the nearest release ([plans](plans.md)).\n",
         *table("vLLM | CUDA | driver | PyTorch", ((name, it["cuda"], drivers[it["cuda"][:2]], it["torch"]) for name, it in versions)),
         "\n**GPUs**, by the node label `nvidia.com/gpu.product`, or by architecture where no product is known. Other products of these "

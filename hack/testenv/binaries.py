@@ -8,31 +8,21 @@ import fcntl
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from testenv.releases import ReleaseError, by_release, download, known_releases
 from testenv.toolchain import find_go
 
 TOOLS = Path(__file__).parent / "tools"
-KUBERNETES_VERSION = "v1.35.4"
-
-# Without these the server says it is v0.0.0, and clients refuse or misbehave.
-_KUBERNETES_LDFLAGS = " ".join(
-    f"-X k8s.io/component-base/version.{name}={value}"
-    for name, value in (
-        ("gitVersion", KUBERNETES_VERSION),
-        ("gitMajor", KUBERNETES_VERSION.removeprefix("v").split(".")[0]),
-        ("gitMinor", KUBERNETES_VERSION.split(".")[1]),
-        ("gitTreeState", "clean"),
-    )
-)
+KUBERNETES = "kubernetes"
 _UNFINISHED = ".building-"
 
 
@@ -52,12 +42,7 @@ class Binary:
 
 
 def _kubernetes(command: str, *, any_version_will_do: bool = False) -> Binary:
-    return Binary(
-        module="kubernetes",
-        package=f"k8s.io/kubernetes/cmd/{command}",
-        ldflags=_KUBERNETES_LDFLAGS,
-        any_version_will_do=any_version_will_do,
-    )
+    return Binary(module=KUBERNETES, package=f"k8s.io/kubernetes/cmd/{command}", any_version_will_do=any_version_will_do)
 
 
 BINARIES: dict[str, Binary] = {
@@ -91,7 +76,8 @@ def ensure_binaries(names: Sequence[str]) -> dict[str, Path]:
         with _only_one_builder():
             # another run may have built them while we waited for its lock
             missing = [name for name in missing if find_binary(name) is None]
-            _download(missing)
+            # releases are of the usual version
+            _download([name for name in missing if _binary(name).module == BINARIES[name].module])
             missing = [name for name in missing if find_binary(name) is None]
             go = find_go(cache_root() / "go") if missing else Path()
             for position, name in enumerate(missing, start=1):
@@ -115,8 +101,41 @@ def cache_root() -> Path:
     return Path(base) / "vllm-operator" / "testenv"
 
 
-def _cached(name: str) -> Path:
+def kubernetes_versions() -> dict[str, str]:
+    """The versions of Kubernetes that tests can run on, oldest first, each with the module that pins it: `1.35.4` and `kubernetes`."""
+    pins = {path.parent.name: re.findall(r"k8s\.io/kubernetes v([\d.]+)", path.read_text()) for path in TOOLS.glob(f"{KUBERNETES}*/go.mod")}
+    return dict(sorted((found[0], module) for module, found in pins.items()))
+
+
+def kubernetes_version(*, minor: str | None = None) -> str:
+    """The version of the control plane, of `minor` or else of TESTENV_KUBERNETES; usually that of the module `kubernetes`."""
+    minor = os.environ.get("TESTENV_KUBERNETES", "") if minor is None else minor
+    known = kubernetes_versions()
+    for version, module in known.items():
+        if version.startswith(f"{minor}.") if minor else module == KUBERNETES:
+            return version
+    raise BuildError(f"TESTENV_KUBERNETES is {minor}; there are {', '.join(known)}.")
+
+
+def kubernetes_minor() -> int:
+    """The minor version of the control plane: 35 of 1.35.4."""
+    return int(kubernetes_version().split(".")[1])
+
+
+def _binary(name: str) -> Binary:
     binary = BINARIES[name]
+    if binary.module != KUBERNETES:
+        return binary
+    version = kubernetes_version(minor=None if name in CONTROL_PLANE else "")
+    numbers = version.split(".")
+    # Without these the server says it is v0.0.0, and clients refuse or misbehave.
+    values = {"gitVersion": f"v{version}", "gitMajor": numbers[0], "gitMinor": numbers[1], "gitTreeState": "clean"}
+    ldflags = " ".join(f"-X k8s.io/component-base/version.{field}={value}" for field, value in values.items())
+    return replace(binary, module=kubernetes_versions()[version], ldflags=ldflags)
+
+
+def _cached(name: str) -> Path:
+    binary = _binary(name)
     folder = TOOLS / binary.module
     contents = [
         binary.ldflags.encode(),
@@ -149,7 +168,7 @@ def _only_one_builder() -> Iterator[None]:
 
 
 def _build(go: Path, name: str, *, label: str) -> None:
-    binary = BINARIES[name]
+    binary = _binary(name)
     target = _cached(name)
     target.parent.mkdir(parents=True, exist_ok=True)
     # of a build that was killed; nobody else builds now

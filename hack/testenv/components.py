@@ -4,7 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from testenv.binaries import kubernetes_minor
+
 LOOPBACK = "127.0.0.1"
+POLICIES, POLICIES_SINCE = "admissionregistration.k8s.io/v1beta1", 34
+"""Of the policy that lets a Namespace carry the simulator's annotations for the Pods in it: its API, and the minor version that has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +64,7 @@ def etcd(setup: Setup) -> Sequence[str]:
 
 def apiserver(setup: Setup) -> Sequence[str]:
     pki = setup.folder / "pki"
+    policies = ["--feature-gates=MutatingAdmissionPolicy=true", f"--runtime-config={POLICIES}=true"]
     audit = [
         f"--audit-log-path={setup.audit_log}",
         "--audit-log-mode=blocking",
@@ -89,9 +94,7 @@ def apiserver(setup: Setup) -> Sequence[str]:
         "--enable-priority-and-fairness=false",
         "--max-requests-inflight=0",
         "--max-mutating-requests-inflight=0",
-        # lets a Namespace carry the simulator's annotations for the Pods in it
-        "--feature-gates=MutatingAdmissionPolicy=true",
-        "--runtime-config=admissionregistration.k8s.io/v1beta1=true",
+        *(policies if kubernetes_minor() >= POLICIES_SINCE else []),
         # stop at once, even with watches open
         "--shutdown-delay-duration=0s",
         "--profiling=false",

@@ -14,7 +14,8 @@ from typing import Any
 
 import yaml
 
-from testenv.binaries import ensure_binaries
+from testenv.binaries import ensure_binaries, kubernetes_minor
+from testenv.components import POLICIES, POLICIES_SINCE
 from testenv.controlplane import AuditLevel, BaseEnvironment, ControlPlane, ControlPlaneError
 from testenv.nodes import gpu_node
 from testenv.processes import accepts_connections, free_ports
@@ -46,7 +47,8 @@ class Environment(BaseEnvironment):
             self._start_kwok()
             client = self.control_plane.client()
             for manifest in yaml.safe_load_all((_DATA / "cluster.yaml").read_text()):
-                client.apply(manifest)
+                if manifest["apiVersion"] != POLICIES or kubernetes_minor() >= POLICIES_SINCE:
+                    client.apply(manifest)
         except BaseException:
             self.stop()
             raise

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from support.claims import DEVICE_CLASSES, in_dra_mode, with_uuids
-from support.cluster import Cluster, Manifest, Simulator
+from support.cluster import CLAIMS_SINCE, Cluster, Manifest, Simulator, skip_before
 from support.crd import install_crd
 from support.gpus import machines_of_the_examples
 from support.operator_process import OperatorProcess, condition
@@ -35,6 +35,7 @@ COPIES = 6
 @pytest.fixture
 async def slices(cluster: Cluster) -> AsyncIterator[tuple[Manifest, ...]]:
     """The machines of the examples without device plugin and labels, and their ResourceSlices, which it returns; and what a user brings."""
+    skip_before(CLAIMS_SINCE, "resource.k8s.io/v1")
     await install_crd(cluster)
     nodes: list[Manifest] = []
     published: list[Manifest] = []

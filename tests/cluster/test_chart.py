@@ -18,7 +18,7 @@ from support.operator_process import OperatorProcess, has, llama
 from support.own_knowledge import EXPERTS_RULE, LICENCE_SIGNATURE
 from support.verdicts import has_plan, plan_verdict
 from testenv import Environment
-from testenv.binaries import find_binary
+from testenv.binaries import find_binary, kubernetes_minor
 
 pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
@@ -27,6 +27,8 @@ RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted", "pod-security.
 MONITORING_KINDS = Path(__file__).parent / "data" / "monitoring.yaml"
 EXAMPLES = sorted((helm.ROOT / "examples").glob("*.yaml"))
 CRD = "vllmdeployments.vllm-operator.dev"
+IMAGES_SINCE = 35
+"""The minor version of Kubernetes that mounts an image as a volume by default."""
 CRDS = (CRD, "vllmpresets.vllm-operator.dev", "clustervllmpresets.vllm-operator.dev")
 
 
@@ -173,6 +175,8 @@ async def test_every_example_is_served_through_the_installed_chart(release: Rele
                 assert "Install the NVIDIA DRA driver" in plan_verdict(resource).message
             elif resource["spec"].get("parallelism", {}).get("nodes"):
                 await cluster.wait_for("VLLMDeployment", name, has("Ready", "False", "KindNotInstalled"))  # see test_groups.py
+            elif name == "from-image" and kubernetes_minor() < IMAGES_SINCE:
+                await cluster.wait_for("VLLMDeployment", name, has("Ready", "False", "ApplyFailed"), within=90)
             else:
                 # an API server that enforces the permissions of owner references knows a new kind after some seconds
                 await cluster.wait_for("VLLMDeployment", name, has_plan("True"), within=90)

@@ -8,6 +8,7 @@ import pytest
 from support.cluster import Cluster, Manifest, RefusedError, Simulator, is_ready, the_pod
 from support.operator_process import OperatorProcess, has, llama, problem
 from support.verdicts import has_plan, plan_verdict
+from testenv.binaries import kubernetes_minor
 
 pytestmark = pytest.mark.cluster
 
@@ -139,7 +140,7 @@ async def test_fields_that_kubernetes_does_not_know_are_reported(served: Cluster
     await served.patch("VLLMDeployment", "llama", {"spec": {"podTemplate": {"spec": {"nodeSelecter": {"a": "b"}}}}})
     resource = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "ApplyFailed"))
     assert ".spec.template.spec.nodeSelecter: field not declared in schema" in problem(resource)
-    assert "spec.podTemplate. Correct it there." in problem(resource)
+    assert "spec.podTemplate. Correct it there. If its name is right, it needs a newer Kubernetes." in problem(resource)
     assert resource["status"]["readyReplicas"] == 1, "what runs keeps running"
     # an operator that begins anew says the same
     await operator.until_quiet()
@@ -156,12 +157,21 @@ async def test_fields_that_kubernetes_does_not_know_are_reported(served: Cluster
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
 
 
+OF_FEATURES_THAT_ARE_OFF: dict[int, Manifest] = {
+    30: {"hostUsers": False},
+    33: {"resources": {"limits": {"cpu": "1"}}},
+    35: {"workloadRef": {"name": "work", "podGroup": "group"}},
+    37: {"schedulingGroup": {"podGroupName": "group"}},
+}
+"""By the minor version of Kubernetes."""
+
+
 async def test_a_field_that_the_api_server_knows_and_does_not_keep_is_reported(served: Cluster, operator: OperatorProcess) -> None:
     """Such as one of a feature that is off."""
-    template = {"spec": {"workloadRef": {"name": "work", "podGroup": "group"}}}
-    await served.create(llama(served.namespace, podTemplate=template))
+    spec = OF_FEATURES_THAT_ARE_OFF[kubernetes_minor()]
+    await served.create(llama(served.namespace, podTemplate={"spec": spec}))
     resource = await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
-    assert "did not keep spec.template.spec.workloadRef" in plan_verdict(resource).message
+    assert f"did not keep spec.template.spec.{next(iter(spec))}" in plan_verdict(resource).message
     await served.wait_for_event("llama", "FieldsIgnored")
     await operator.until_quiet()
     before = (await served.get("VLLMDeployment", "llama"))["metadata"]["resourceVersion"]

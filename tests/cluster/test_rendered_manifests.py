@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from support.cluster import Cluster, Manifest, the_pod
+from support.cluster import CLAIMS_SINCE, Cluster, Manifest, skip_before, the_pod
 from support.manifests import CASES, read_case
 from vllm_operator.api.labels import FIELD_MANAGER
 from vllm_operator.api.plan import Plan
@@ -95,6 +95,7 @@ async def test_a_change_can_be_made_and_taken_back(cluster: Cluster, change: dic
 @pytest.fixture
 async def dra_node(cluster: Cluster) -> AsyncIterator[str]:
     """A node with two slices of one profile, and one that no selector may stumble over: it has hardly any attribute."""
+    skip_before(CLAIMS_SINCE, "resource.k8s.io/v1")
     [node] = cluster.simulated.add_nodes("h100-sxm")
     slices = [mig_device("gpu-0-mig-a", "MIG-aaaa"), mig_device("gpu-0-mig-b", "MIG-4d806f22-346a-5a1d-ac01-86b505cdf485")]
     bare = {"name": "gpu-1-mig-c", "attributes": {"type": {"string": "mig"}}}

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 import yaml
 
 from testenv import Environment
+from testenv.binaries import kubernetes_minor
+from testenv.components import POLICIES_SINCE
 from testenv.controlplane import BaseEnvironment
 from testenv.cri import LogWriter
 from testenv.replay import Replay, read_recording
@@ -65,8 +68,16 @@ _MERGE = "application/merge-patch+json"
 _APPLY = "application/apply-patch+yaml"
 
 
+CLAIMS_SINCE = 34
+"""The minor version of Kubernetes that serves resource.k8s.io/v1."""
 PATIENCE = 60.0
 """For how many seconds what must come is waited for: a busy machine is no failure."""
+
+
+def skip_before(minor: int, what: str) -> None:
+    """Skips a test that uses what only a newer control plane offers."""
+    if kubernetes_minor() < minor:
+        pytest.skip(f"Kubernetes 1.{kubernetes_minor()} does not offer {what}; 1.{minor} does")
 
 
 class RefusedError(Exception):
@@ -317,6 +328,8 @@ class Cluster:
 
     def _path(self, kind: str, name: str, namespace: str | None) -> str:
         version, resource, namespaced = _KINDS[kind]
+        if version == "resource.k8s.io/v1":
+            skip_before(CLAIMS_SINCE, version)
         root = f"/apis/{version}" if "/" in version else f"/api/{version}"
         scope = f"/namespaces/{namespace or self.namespace}" if namespaced else ""
         return f"{root}{scope}/{resource}" + (f"/{name}" if name else "")
@@ -338,7 +351,11 @@ class Simulator:
         self._cluster = cluster
 
     async def script(self, **annotations: str | None) -> None:
-        """Says how Pods that are created in the namespace from now on behave: `path="crash", crash_after="0.5"`."""
+        """Says how Pods that are created in the namespace from now on behave: `path="crash", crash_after="0.5"`.
+
+        Where the API server cannot hand that on to the Pods, the test is skipped.
+        """
+        skip_before(POLICIES_SINCE, "a MutatingAdmissionPolicy, which hands that on")
         await self._cluster.annotate("Namespace", self._cluster.namespace, **annotations)
 
     async def change(self, pod: str, **annotations: str | None) -> None:

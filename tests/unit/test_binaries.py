@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from testenv.binaries import BINARIES, BuildError, cache_root, ensure_binaries, find_binary
+from testenv.binaries import BINARIES, BuildError, cache_root, ensure_binaries, find_binary, kubernetes_version
 from testenv.toolchain import find_go
 
 GO = """\
@@ -31,7 +31,8 @@ def executable(path: Path, text: str = "#!/bin/sh\n") -> Path:
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with an empty cache and nothing on PATH but a shell's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("KUBEBUILDER_ASSETS", raising=False)
+    for name in ("KUBEBUILDER_ASSETS", "TESTENV_KUBERNETES"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TESTENV_RELEASES", "none")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     return tmp_path
@@ -58,6 +59,30 @@ def test_what_is_missing_is_built_once_and_shown(machine: Path, capsys: pytest.C
     assert all(path.is_relative_to(cache_root()) for path in first.values())
     assert ensure_binaries(["etcd", "kwok"]) == first
     assert capsys.readouterr().err == ""
+
+
+def test_another_kubernetes_is_built_beside_the_usual_one_and_says_its_version(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    executable(machine / "bin" / "go", GO.format(action='(pwd; echo "$all") > "$2"; chmod +x "$2"').replace("while", "all=$*; while"))
+    executable(machine / "bin" / "kubectl")
+    monkeypatch.setenv("TESTENV_RELEASES", "http://127.0.0.1:1")  # nothing may be downloaded: releases are of the usual version
+    names = ["kube-apiserver", "kubectl"]
+    monkeypatch.setenv("TESTENV_KUBERNETES", "1.30")
+    other = ensure_binaries(names)
+    assert "download" not in capsys.readouterr().err
+    folder, command = other["kube-apiserver"].read_text().splitlines()
+    assert folder.endswith("/kubernetes-1.30")
+    assert f"gitVersion=v{kubernetes_version()} " in command
+    monkeypatch.setenv("TESTENV_RELEASES", "none")
+    for usual in ("", kubernetes_version(minor="").rpartition(".")[0]):
+        monkeypatch.setenv("TESTENV_KUBERNETES", usual)
+        usual_one = ensure_binaries(names)
+        assert usual_one["kube-apiserver"].read_text().splitlines()[0].endswith("/kubernetes")
+        assert usual_one["kubectl"] == other["kubectl"]
+    monkeypatch.setenv("TESTENV_KUBERNETES", "1.3")
+    with pytest.raises(BuildError, match=r"^TESTENV_KUBERNETES is 1\.3; there are 1\.30\.\d+, .*\.$"):
+        ensure_binaries(names)
 
 
 def test_a_failed_build_says_why_and_leaves_nothing(machine: Path) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from testenv.binaries import KUBERNETES, kubernetes_versions
+
 ROOT = Path(__file__).parent.parent.parent
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yaml"))
 MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
@@ -51,6 +53,13 @@ def test_all_tiers_of_tests_run_in_ci() -> None:
     text = " ".join(path.read_text("utf-8") for path in WORKFLOWS)
     for target in ("check", "docs", "audit", "test", "test-extended", "test-node", "kind-up"):
         assert re.search(rf"\b{target}\b", text), target
+
+
+def test_every_kubernetes_that_tests_can_run_on_is_tested_in_ci() -> None:
+    """The usual one with each change, the others each night."""
+    [(job, _), *_] = steps(ROOT / ".github" / "workflows" / "kubernetes.yaml")
+    nightly = [version for version, module in kubernetes_versions().items() if module != KUBERNETES]
+    assert job["strategy"]["matrix"]["version"] == [version.rpartition(".")[0] for version in nightly]
 
 
 SCRIPTS = [*sorted(ROOT.glob("hack/*.sh")), ROOT / ".ci" / "run"]
