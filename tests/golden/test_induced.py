@@ -82,7 +82,7 @@ def test_what_compiles_in_silence_before_the_graphs_is_not_taken_for_their_captu
         ("endpoint-bad-v026", "HF_ENDPOINT"),
         ("index-more-v026", "It lacks /models/index-more/model-00004-of-00004.safetensors."),
         ("dcp-v026", "tp_size=1 must be divisible by dcp_size=2"),
-        ("tf-config-v026", "transformers in the image has no PretrainedConfig"),
+        ("tf-config-v026", "PretrainedConfig could not be imported from transformers. Each version has it, so the package is incomplete"),
         ("torchlogs-v023", "Invalid log settings: everything_please"),
         ("token-401-v026", "spec.model.tokenSecretRef"),
         ("triton-cache-proc-v026", "/proc/1/triton cannot be created"),

@@ -49,6 +49,22 @@ CASES = {
     "two-node-rank-flags-differ-deadlock": ("--speculative-config", "first error"),
     "xpu-dual-b70-level-zero-v2-unknown": ("ZE_AFFINITY_MASK=0", "Xid"),
     "xpu-neo-linear-stream-abort-mtp-graph": ("--enforce-eager", "/dev/shm"),
+    "ascend-mooncake-connect-timeout": ("10.2.0.24:20033", "Failed to disconnect"),
+    "bge-m3-model-runner-v2-pooling-task": ("VLLM_USE_V2_MODEL_RUNNER=0", "--enforce-eager"),
+    "b200-flashinfer-bf16-moe-autotune-coredump": ("--no-enable-flashinfer-autotune", "Retry once"),
+    "compile-cache-baked-into-image-stale-path": ("another path", "damaged"),
+    "cudagraph-estimate-118gib-no-kv-cache": ("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0", "Raise --gpu-memory-utilization"),
+    "deepgemm-nvcc-too-old": ("CUDA_HOME", "does not support"),
+    "dflash-negative-max-num-scheduled-tokens": ("Raise --max-num-batched-tokens", "Correct the flag"),
+    "eagle3-num-speculative-tokens-missing": ("Add num_speculative_tokens", "does not fit"),
+    "kv-offload-confidential-computing": ("Start without --kv-offloading-size", "CUDA_LAUNCH_BLOCKING"),
+    "lmcache-mp-server-unreachable": ("lmcache.mp.host", "matching"),
+    "lora-gemma4-moe-get-expert-mapping": ("merge the adapter", "--max-lora-rank"),
+    "numa-membind-blocked-in-container": ("Start without --numa-bind", "OOMKilled"),
+    "omni-unknown-quantization-gguf": ("vllm-gguf-plugin", "--quantization"),
+    "parallel-import-generationconfig": ("half imported", "another version of the package"),
+    "qwen35-ray-two-nodes-linear-attn-keyerror": ("20.linear_attn", "free GPUs"),
+    "torch211-cuda-init-eats-vram": ("before the engine loaded any weights", "--max-num-seqs"),
     "weights-gguf-arch": ("safetensors", "--model-impl"),
 }
 
@@ -69,3 +85,19 @@ def test_a_server_that_refuses_every_chat_request_is_remarked_on(name: str) -> N
 
     assert parser.final_state.crash is None
     assert [each.signature for each in parser.notices_beside(None)] == ["ChatRequestsRefused"]
+
+
+@pytest.mark.parametrize(
+    ("name", "notice", "said", "not_said"),
+    [
+        ("lora-nemotron-expert-adapter-500", "LoraFailed", "without weights for the experts", "--max-lora-rank"),
+        ("mooncake-nvlink-address-not-found", "KvTransfersFail", "/dev/infiniband", "--tensor-parallel-size"),
+        ("lmcache-mp-idle-worker-reaped", "KvTransfersFail", "worker_registration_grace_seconds", "VLLM_NIXL"),
+    ],
+)
+def test_an_error_that_the_engine_survived_is_remarked_on(name: str, notice: str, said: str, not_said: str) -> None:
+    parser = read_pasted((LOGS / f"{name}.log").read_text())
+
+    assert parser.final_state.crash is None
+    (found,) = parser.notices_beside(None)
+    assert (found.signature, said in (found.remedy or ""), not_said in (found.remedy or "")) == (notice, True, False)

@@ -16,11 +16,18 @@ KNOWLEDGE = load_startup()
 BY_ID = {signature.id: signature for signature in KNOWLEDGE.signatures}
 VARIATIONS: dict[str, tuple[str, ...]] = {
     "device": ("", "cuda", "cpu", "xpu"),
+    "platform": ("", "rocm"),
+    "version": ("", "0.30.0"),
+    "eager": ("", "True"),
+    "nccl": ("", "True"),
+    "cached": ("", "True"),
+    "notices": ("", "PackagesReplaced"),
     "stage": ("", "WeightLoad", "MemoryProfiling", "Ready"),
     "utilization": ("", "0.3", "0.92"),
     "chosen": ("", "FLASHINFER"),
     "step": ("", "512", "65536"),
     "graphs": ("", "0.7", "20.88"),
+    "spare": ("", "-3.2", "40.1"),
     "positions": ("", "40960"),
     "loopback": ("", "127.0.0.1"),
     "limit": ("", "none", "64Gi"),

@@ -32,6 +32,8 @@ TOLD_OTHERWISE = {
     "p2p-bar1-nccl-init-hang-5090.log": Verdict.UNKNOWN,  # the log of an engine that still connects ends in the same way
     "silent-after-args-hub-unreachable.log": Verdict.UNKNOWN,  # likewise, while it reads the configuration
     "plugin-block-size-m.log": Verdict.PARTLY,  # a package that nothing is known about
+    "b200-flashinfer-bf16-moe-autotune-coredump.log": Verdict.PARTLY,  # the line of the bar names the kernel
+    "ascend-fia-v3-561002-transposekvcache.log": Verdict.UNKNOWN,  # the lines after the error name the operator
 }
 LABELS = read_labels(REPORTS, before=SPLIT)
 SCORED = {each.label.file: each for each in score(REPORTS, LABELS, load_startup())}

@@ -15,7 +15,7 @@ from vllm_operator.cli.diagnose_ranks import Group, describe_group, find_group, 
 from vllm_operator.cli.inputs import InputError, add_output, name_of_file, print_as, read_input, read_text
 from vllm_operator.cli.pasted_logs import read_logs, severity
 from vllm_operator.cli.terminal import paragraph
-from vllm_operator.logs.crash import STILL, TOLD_TO_STOP
+from vllm_operator.logs.crash import STALL, STILL, TOLD_TO_STOP
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.ranks import GroupStanding
 from vllm_operator.logs.state import Crash, Progress, Stage, StartupState
@@ -226,7 +226,7 @@ def headline(state: StartupState, red: str = "", green: str = "") -> str:
     if state.cut_off_at is not None:
         return f"{red}Failed{f' {name}' if state.has_start else ''}, and the log ends before the error"
     if not state.has_start:
-        return "No crash and no vLLM start in this log"
+        return "A process of the engine does not respond" if STALL in state.notices else "No crash and no vLLM start in this log"
     progress = f", {_progress(state.progress)}" if state.progress is not None else ""
     return f"Not ready and not crashed: the log ends {name}{progress}"
 

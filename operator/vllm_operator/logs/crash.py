@@ -12,7 +12,7 @@ was told to stop.
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import islice
@@ -44,8 +44,9 @@ from vllm_operator.text.redaction import present
 TERMINATED = "TerminatedDuringStartup"
 STILL = "EngineStandsStill"
 TOLD_TO_STOP = "ServerToldToStop"
+KV_TRANSFERS = "KvTransfersFail"
 _SHUTS_DOWN = "Shutting down FastAPI HTTP server."
-_STALL = "SharedMemoryBroadcastStall"
+STALL = "SharedMemoryBroadcastStall"
 _ENGINE_CORE = "EngineCoreInitFailed"
 _RECORDS_AFTER = 12  # an error that the engine survived by more records than these explains nothing
 _KEPT = 16
@@ -102,7 +103,7 @@ _SIZES = {name: f"--{of}-parallel-size" for name, of in (("TP", "tensor"), ("PP"
 _NATIVE = re.compile(
     r"(?i)(?! |.*(?:fall\w* ?back|performance|optimal|deprecat|ignor|default|skip|retry|hostname))"
     r".*?\b(?:fail(?:ed|ure)|fatal|error|out of memory|not found|no such|denied|refused|cannot|unable to|mismatch|undefined symbol|requires"
-    r"|too old|insufficient|exceed(?:s|ed)|timed out)\b"
+    r"|too old|insufficient|exceed(?:s|ed)|timed out|timeout)\b"
 )
 """A line without a traceback that may say why the next error happened."""
 _WARNED = "before it, a warning: "
@@ -111,6 +112,7 @@ _SERVED = (
     "The engine had served with these settings, so usually a kind of request, the load or a bug of this version led to it. Let it restart."
     " If it happens again, try a newer vLLM, and then this: "
 )
+_GOES_ON = "The server is up, but after its start the engine logged an error. "
 _DEVICE = re.compile(r"\b(?:CUDA|HIP)(?: driver)? error\b|ZMQError: ")
 """An error that the GPU, or the port of a listener, cannot be used, which others need, too."""
 _BARE = re.compile(r"[\w.]+:?|KeyError: \S{1,40}")  # an exception without a message
@@ -440,7 +442,7 @@ class CrashTracker:
     def throughput(self, text: str, number: int) -> None:
         """Read a record about the throughput: the engine stands still if a process stalls, and requests run without output."""
         self.notices.pop(STILL, None)
-        if _STALL in self.notices:
+        if STALL in self.notices:
             self.record(INFO, text, number)
 
     def error(self, process: str, level: int | None, text: str, number: int) -> None:
@@ -625,10 +627,12 @@ class CrashTracker:
         if closed is None:
             return ""
         start = number - closed.number + 1
-        for near in islice(reversed(self.tracebacks.recent), start, start + _NEAR):
-            is_other = near.level not in (None, WARNING) or near.process not in ("", process)
-            if not is_other and _NATIVE.match(near.text[:LINE_LIMIT]) and not any(self._recognizer.find(near.text)):
-                return f"{_WARNED if near.level == WARNING else 'before it: '}{near.text.strip()}"
+        lines = islice(reversed(self.tracebacks.recent), start, start + _NEAR)
+        near = [each for each in lines if each.level in (None, WARNING) and each.process in ("", process)]
+        near = [each for each in near if _NATIVE.match(each.text[:LINE_LIMIT]) and not any(self._recognizer.find(each.text))]
+        if near:  # of several lines of raw output, the first one says why
+            why = ([each for each in near if each.level is None] or near[:1])[-1]
+            return f"{_WARNED if why.level == WARNING else 'before it: '}{why.text.strip()}"
         title = _TITLE.sub("", closed.title, count=1)
         is_empty = title.endswith(" failed to start.") or self._recognizer.look(title).failure is not None
         return f"after {title}" if not is_empty and text.partition(": ")[2] not in title and any(map(str.isalpha, title)) else ""
@@ -673,7 +677,17 @@ class CrashTracker:
     def notices_beside(self, crash: Crash | None) -> tuple[Crash, ...]:
         """Return notices that matter beside this crash, or without a crash, in the order of the log."""
         name = crash.signature if crash is not None else None
-        return tuple(self._described(each) for each in self.notices.values() if each.signature and each.signature.is_shown_beside(name))
+        shown = (self._described(each) for each in self.notices.values() if each.signature and each.signature.is_shown_beside(name))
+        return (*shown, *(self._survived() if crash is None and self._ready and not self._stopping else ()))
+
+    def _survived(self) -> Iterator[Crash]:
+        """Return the error that a process of the engine logged after the start and that did not end it."""
+        errors = (each for each in self._found.evidence.values() if each.is_error and not each.is_doubtful)
+        found = self._found.unknown or _best(errors)
+        if found is not None and found.process.startswith(("EngineCore", "Worker")) and KV_TRANSFERS not in self.notices:
+            known = self._described(found)
+            remedy = (known.remedy or "").removeprefix(_SERVED)
+            yield replace(known, signature=known.family or known.signature, cause=f"{_GOES_ON}{known.cause}", remedy=remedy)
 
     def consequences(self, crash: Crash) -> tuple[Crash, ...]:
         """Return errors of known kinds after the one that is the crash, in the order of the log."""
