@@ -68,6 +68,22 @@ CASES = {
         "newer compute runtime",
         "/dev/shm",
     ),
+    "a hang of a GPU of AMD": (
+        f"{READY}HW Exception by GPU node-3 (Agent handle: 0x55d0c8d1d2a0) reason :GPU Hang\n{DIED}",
+        "AmdGpuHang",
+        "amdgpu",
+        "/dev/shm",
+    ),
+    "a peer that has gone": (
+        READY
+        + failed(
+            "nixl_cu13._bindings.nixlRemoteDisconnectError: NIXL_ERR_REMOTE_DISCONNECT", title="EngineCore encountered a fatal error."
+        ),
+        "KvTransferPeerLost",
+        "other role",
+        "IPC_LOCK",
+    ),
+    "NIXL without a backend": (failed("nixl._bindings.nixlBackendError: NIXL_ERR_BACKEND"), "NixlUnavailable", "IPC_LOCK", "other role"),
     "a worker without a word": (READY + DIED, "EngineDead", "/dev/shm", "Intel"),
     "memory of an Intel GPU": (
         failed(
