@@ -125,6 +125,7 @@ CASES: dict[str, tuple[list[str], str]] = {
         "ValueError: enable_multithread_load does not support safetensors_load_strategy='prefetch'",
     ),
     "AttentionMetadataFailed": ([WORKER], "AttributeError: 'WidgetMetadataBuilder' object has no attribute 'layer_names'"),
+    "RuntimeCompilerTooOld": ([WORKER], "RuntimeError: NVRTC error: nvrtc: error: invalid value for --gpu-architecture (-arch)"),
     "TokenOutOfVocabulary": (["vllm/model_executor/models/internlm2.py"], "IndexError: index out of range in self"),
     "StorageInitializerFailed": (["kserve_storage/kserve_storage.py"], ODD),
     "DynamoWorkerFailed": (["dynamo/vllm/main.py"], ODD),

@@ -237,7 +237,7 @@ def _with_advice(remedy: str, line: str) -> str:
     """Return a remedy that begins with what the message tells to do."""
     advice = _ADVICE.search(_without_input(line))
     told = re.sub("^(us|set)(?:t?ing) ", lambda verb: "use " if verb[1] == "us" else "set ", advice[1].rstrip(". ")) if advice else ""
-    return f"Do first what the message says: {told}. If that does not help: {remedy}" if told else remedy
+    return f"Do first what the message says: {told}. If that does not help: {remedy}" if told and told not in remedy else remedy
 
 
 def _without_input(line: str) -> str:
@@ -401,7 +401,7 @@ class CrashTracker:
         self.stage = stage
         found = self._found
         if ready:
-            self._ready = True
+            self._ready, self._said = True, ("", "", 0)
             self._found = _Findings(found.records)
             self.tracebacks.forget()
         elif not found.failed:
@@ -683,11 +683,12 @@ class CrashTracker:
     def _survived(self) -> Iterator[Crash]:
         """Return the error that a process of the engine logged after the start and that did not end it."""
         errors = (each for each in self._found.evidence.values() if each.is_error and not each.is_doubtful)
-        found = self._found.unknown or _best(errors)
-        if found is not None and found.process.startswith(("EngineCore", "Worker")) and KV_TRANSFERS not in self.notices:
+        process, text, number = self._said
+        found = self._found.unknown or _best(errors) or Evidence(None, text, number, process)
+        if found.process.startswith(("EngineCore", "Worker")) and KV_TRANSFERS not in self.notices:
             known = self._described(found)
-            remedy = (known.remedy or "").removeprefix(_SERVED)
-            yield replace(known, signature=known.family or known.signature, cause=f"{_GOES_ON}{known.cause}", remedy=remedy)
+            cause, remedy = known.cause.removeprefix(f"{_UNKNOWN_CAUSE}: "), (known.remedy or "").removeprefix(_SERVED)
+            yield replace(known, signature=known.family or known.signature, cause=f"{_GOES_ON}{cause}", remedy=remedy)
 
     def consequences(self, crash: Crash) -> tuple[Crash, ...]:
         """Return errors of known kinds after the one that is the crash, in the order of the log."""
