@@ -239,8 +239,10 @@ async def kubectl(cluster: Cluster, *arguments: str, given: str = "") -> str:
     """What kubectl prints. It must not complain: a warning is what Pod Security says of a template, or an unknown field."""
     command = [str(find_binary("kubectl")), "--kubeconfig", str(cluster.kubeconfig), *arguments]
     process = await asyncio.create_subprocess_exec(*command, stdin=-1, stdout=-1, stderr=-1)
-    out, complaints = await process.communicate(given.encode())
-    assert (process.returncode, complaints.decode()) == (0, "")
+    out, errors = await process.communicate(given.encode())
+    # on a busy machine it also says that it limits its own requests
+    complaints = [line for line in errors.decode().splitlines() if "client-side throttling" not in line]
+    assert (process.returncode, complaints) == (0, [])
     return out.decode()
 
 
