@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from support.crash_messages import said, says_the_whole_remedy
 from support.pasted import read_pasted
 from vllm_operator.catalog.startup import FailureKind, load_startup
 from vllm_operator.logs.state import Crash
@@ -210,6 +211,7 @@ def test_an_error_without_a_signature_says_what_failed_and_what_to_try(kind: Fai
     assert (crash.signature, crash.family) == ("Unknown", kind.id)
     assert f": {CASES[kind.id][1].rstrip('.')}" in crash.cause
     assert crash.remedy
+    assert says_the_whole_remedy(crash), said(crash)
 
 
 def test_what_the_message_tells_to_do_comes_first() -> None:

@@ -126,7 +126,7 @@ def test_without_a_share_in_the_log_the_advice_is_general() -> None:
     [
         ("WeightLoad", "checkpoint", "MAX_JOBS"),
         ("FlashInferWarmup", "MAX_JOBS=4", "Serving"),
-        ("Ready", "Serving needs more", "checkpoint"),
+        ("Ready", "--kv-offloading-size", "checkpoint"),
         ("", "checkpoint", "MAX_JOBS"),
     ],
 )

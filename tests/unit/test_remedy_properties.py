@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Iterable
+from functools import cache
 from itertools import product
 
 import pytest
 
+from support.crash_messages import said, says_the_whole_remedy
 from support.pasted import read_pasted
-from vllm_operator.catalog.startup import FACTS, FailureKind, Sample, Signature, load_signature_samples, load_startup
+from vllm_operator.catalog.startup import FACTS, FailureKind, Sample, Severity, Signature, load_signature_samples, load_startup
 from vllm_operator.catalog.templates import fill_in
 from vllm_operator.logs.crash import describe
 from vllm_operator.logs.state import Crash
@@ -82,7 +84,14 @@ def reads_well(text: str, *, quoted: Iterable[str] = ()) -> bool:
 
 def texts(signature: Signature, known: dict[str, str]) -> tuple[str, str]:
     crash = describe(signature, "line", tuple(known.items()))
+    if signature.severity is Severity.FATAL:
+        assert is_shown_whole(signature.id, crash.cause, crash.remedy or ""), said(crash)
     return crash.cause, crash.remedy or ""
+
+
+@cache
+def is_shown_whole(name: str, cause: str, remedy: str) -> bool:
+    return says_the_whole_remedy(Crash(name, cause, remedy, reference=None, line=""))
 
 
 @pytest.mark.parametrize("sample", load_signature_samples(), ids=lambda each: each.signature)

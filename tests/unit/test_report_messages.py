@@ -13,6 +13,7 @@ from jinja2 import meta
 
 import vllm_operator
 from support import observations as o
+from support.crash_messages import POD, said, says_the_whole_remedy
 from vllm_operator.api.events import Change
 from vllm_operator.api.plan import PlannedWeights
 from vllm_operator.api.resource import Metadata
@@ -21,7 +22,7 @@ from vllm_operator.caches.activity import HeldRollout
 from vllm_operator.catalog.entry import read_data
 from vllm_operator.inventory.pools import Taint
 from vllm_operator.logs.ranks import GroupDiagnosis, GroupStanding
-from vllm_operator.logs.state import Stage
+from vllm_operator.logs.state import Crash, Stage
 from vllm_operator.planning.outcome import FreeGPUs
 from vllm_operator.status.knowledge import Messages, load_knowledge
 from vllm_operator.status.observation import GroupFacts
@@ -138,12 +139,28 @@ def test_a_long_plan_is_cut_after_a_sentence() -> None:
     assert wording.whole_sentences(text, 100, at_least=10) == text
 
 
+ENDED = {
+    "said": o.HANG.removeprefix("Engine hangs: "),
+    "in_kubectl": f"{POD} -n models",
+    "node": "ip-10-0-131-27.eu-west-1.compute.internal",
+    "reason": "Error",
+    "message": "The node was low on resource: ephemeral-storage. Threshold quantity: 12Gi, available: 8Gi. Container vllm was using 34Gi.",
+    "limit": " (3 h)",
+    "deadline": " (now 10800)",
+    "took": " after 3 h",
+    "stage": ", in stage WeightLoad",
+}
+
+
 def test_every_rule_about_an_end_says_what_to_do() -> None:
     rules = load_knowledge().terminations
     for rule in (*rules.containers, *rules.pods):
         assert rule.cause[0].isupper()
         assert rule.remedy[0].isupper()
         assert not rule.cause.endswith(".")
+        cause, remedy = (wording.sentence(text.format_map(ENDED)) for text in (rule.cause, rule.remedy))
+        crash = Crash(rule.id, cause, remedy, reference=None, line="")
+        assert says_the_whole_remedy(crash), said(crash)
     assert not rules.pods[-1].reason, "the last rule must match any Pod"
 
 

@@ -5,7 +5,7 @@ import re
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from vllm_operator.catalog.startup import Change, Sample, Severity, Signature, load_signature_samples, load_startup
+from vllm_operator.catalog.startup import Change, FailureKind, Sample, Severity, Signature, load_signature_samples, load_startup
 from vllm_operator.catalog.templates import fill_in, fill_in_exactly
 from vllm_operator.catalog.versions import load_versions
 from vllm_operator.logs.parser import StartupParser
@@ -121,6 +121,13 @@ def test_what_a_text_says_to_set_exists_or_is_said_to_be_of_old_versions(signatu
         )
         is_old = "0.2" not in signature.versions and "0.3" not in signature.versions and signature.versions != "all"
         assert VERSIONS.newest.version in knowing or is_said or is_old, f"{name} is gone since {knowing[-1]}, and the text does not say so"
+
+
+@pytest.mark.parametrize("kind", KNOWLEDGE.kinds, ids=lambda kind: kind.id)
+def test_what_the_remedy_of_a_family_says_to_set_exists(kind: FailureKind) -> None:
+    for name in NAMED.findall(f"{kind.cause} {kind.remedy}"):
+        is_known = VERSIONS.newest.knows_flag(name) if name.startswith("--") else VERSIONS.newest.knows_variable(name)
+        assert is_known or f"{name} in vLLM 0." in kind.remedy, f"{name} is gone, and the text does not say so"
 
 
 def test_a_value_fits_what_was_captured() -> None:

@@ -191,8 +191,7 @@ def crashed(
         if (known := _known_before(crashes)) is not None:  # the Pod crashes again and again
             return Verdict(TRUE, reason_of(known.signature), say(known, decided))
         pod, code = crashes.in_force[0].view, crashes.in_force[0].status.exit_code
-        text = observed.messages.say("crash.unsettled", pod=pod, code=code)
-        return Verdict(TRUE, Reason.DIAGNOSING_CRASH, text)
+        return Verdict(TRUE, Reason.DIAGNOSING_CRASH, observed.messages.say("crash.unsettled", pod=pod, code=code))
     if chosen is not None:
         others = len({finding.view.name for finding in crashes.in_force} - {chosen.view.name})
         return Verdict(TRUE, reason_of(chosen.status.signature), say(chosen.status, decided, others=others))
@@ -226,17 +225,17 @@ def _crash_text(
         "suggested": f"status.{field}.command" if decided.command else "",
         "reference": (crash.reference or "")[:120] if (crash.reference or "").startswith("https://") else "",
     }
-    # the remedy is more important than where flags belong, and than the reference, which is also in status.lastCrash
-    for said in ({"names_fields": True}, {}, {"reference": ""}):
-        text = observed.messages.say("crash.one", limit=2 * wording.MESSAGE_LIMIT, **facts | said)
-        if len(text) <= wording.MESSAGE_LIMIT:
-            return text
-    return observed.messages.fit("crash.one", shrink=("cause", "remedy", "done"), **facts | {"suggested": ""})
+    # the remedy is more important than where flags belong, and than what is also in status.lastCrash: reference, command, the whole cause
+    whole, bare = len(facts["cause"]), {"reference": "", "suggested": ""}
+    for least, said in ((whole, {"names_fields": True}), (whole, {}), (whole, {"reference": ""}), (100, {"suggested": ""}), (100, bare)):
+        text = observed.messages.say("crash.one", limit=8 * wording.MESSAGE_LIMIT, **facts | said)
+        if (room := whole + wording.MESSAGE_LIMIT - len(text)) >= min(least, whole):
+            return observed.messages.say("crash.one", **facts | said | {"cause": wording.shorten(facts["cause"], room)})
+    return observed.messages.fit("crash.one", shrink=("cause", "remedy", "done"), **facts | bare)
 
 
 def _done(observed: Observation, decided: RemediationStatus, crash: CrashStatus) -> str:
     if decided.state in (None, "Suggested"):
         return ""
-    tried = next((remedy for remedy in reversed(decided.applied) if remedy.signature == crash.signature), None)
-    changes = in_words(tried.changes) if tried is not None else ""
+    changes = next((in_words(remedy.changes) for remedy in reversed(decided.applied) if remedy.signature == crash.signature), "")
     return observed.messages.say(f"done.{decided.state}", changes=changes, attempts=len(decided.applied))
