@@ -3,6 +3,7 @@
 import pytest
 
 from support.pasted import read_pasted
+from vllm_operator.catalog.startup import load_startup
 from vllm_operator.cli.diagnose import page
 
 ENGINE = "(EngineCore pid=41) "
@@ -107,3 +108,10 @@ def test_what_a_log_contains_of_the_start(log: str, headline: str, facts: str) -
     assert shown[0].startswith(headline)
     assert shown[2].strip().startswith(facts)
     assert "does not contain the start" in facts or "does not contain the start" not in shown[2]
+
+
+def test_what_is_replaced_occurs_in_a_remedy() -> None:
+    known = load_startup()
+    texts = "\n".join((*(each.remedy for each in known.signatures), *(each.remedy for each in known.kinds)))
+
+    assert [word for each in known.stages.circumstances for word in each.replaced if word not in texts] == []

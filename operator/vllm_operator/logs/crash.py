@@ -699,7 +699,8 @@ class CrashTracker:
     def _described(self, evidence: Evidence) -> Crash:
         crash = _to_crash(evidence, {**self.settings, "stage": self.stage, "notices": " ".join(self.notices)}, self._recognizer)
         shown = "\n".join((*(f"{name}={value}" for name, value in self.settings.items()), *evidence.frames, evidence.text))
-        return replace(crash, remedy=self._recognizer.adapted(crash.remedy or "", shown))
+        is_users = evidence.signature is not None and evidence.signature.is_user_defined
+        return crash if is_users else replace(crash, remedy=self._recognizer.adapted(crash.remedy or "", shown))
 
     def _titled(self) -> Evidence | None:
         # The log ends within the traceback of the error that ended the engine. Only the record that announces it is left.
