@@ -63,6 +63,7 @@ def test_a_remedy_suits_the_device_and_the_settings(log: str, said: list[str], n
         ("rocm", "", ["NCCL_P2P_DISABLE=1", "--enforce-eager"], []),
         ("xpu", "", ["--enforce-eager"], ["NCCL_"]),
         ("npu", ", 'enforce_eager': True", ["--disable-custom-all-reduce"], ["NCCL_", "--enforce-eager"]),
+        ("cpu", "", ["--enforce-eager"], ["NCCL_", "--disable-custom-all-reduce"]),
         ("cuda", ", 'disable_custom_all_reduce': True", ["NCCL_P2P_DISABLE=1", "--enforce-eager"], ["--disable-custom-all-reduce"]),
     ],
 )
@@ -108,6 +109,13 @@ def test_what_a_log_contains_of_the_start(log: str, headline: str, facts: str) -
     assert shown[0].startswith(headline)
     assert shown[2].strip().startswith(facts)
     assert "does not contain the start" in facts or "does not contain the start" not in shown[2]
+
+
+def test_a_notice_suits_the_device_of_the_error_beside_it() -> None:
+    parser = read_pasted(STALL + failed(LEVEL_ZERO, "torch/xpu/__init__.py"))
+    (notice,) = parser.notices_beside(parser.final_state.crash)
+
+    assert "NCCL_" not in (notice.remedy or "")
 
 
 def test_what_is_replaced_occurs_in_a_remedy() -> None:

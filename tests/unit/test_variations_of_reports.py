@@ -187,6 +187,34 @@ CASES = {
         "nvidia.com/gpu",
         "rocminfo",
     ),
+    "a proxy that asks for a password": (
+        failed(
+            "requests.exceptions.ProxyError: HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded (Caused by "
+            "ProxyError('Unable to connect to proxy', OSError('Tunnel connection failed: 407 Proxy Authentication Required')))",
+            "requests/adapters.py",
+        ),
+        "HfOfflineOrUnreachable",
+        "HTTPS_PROXY",
+        "HF_HUB_OFFLINE",
+    ),
+    "a hub that cannot be reached": (
+        failed("OSError: We couldn't connect to 'https://huggingface.co' to load the files", "transformers/utils/hub.py"),
+        "HfOfflineOrUnreachable",
+        "HF_HUB_OFFLINE",
+        "HTTPS_PROXY",
+    ),
+    "a transfer engine that does not start": (
+        failed("RuntimeError: Mooncake Transfer Engine initialization failed."),
+        "KvTransferConfigInvalid",
+        "lines of Mooncake",
+        "Correct what",
+    ),
+    "a draft model with other words": (
+        failed("AssertionError: draft model and target model must have the same vocab size"),
+        "SpeculativeConfigInvalid",
+        "draft model with the same vocabulary",
+        "Correct",
+    ),
     "memory that may move": (
         "(APIServer pid=1)   Value error, KV connector NixlConnector is incompatible with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True "
         "unless enable_cumem_allocator is also enabled. PyTorch's allocator can remap [type=value_error, input_value=ArgsKwargs]\n",

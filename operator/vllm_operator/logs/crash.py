@@ -698,7 +698,9 @@ class CrashTracker:
 
     def _described(self, evidence: Evidence) -> Crash:
         crash = _to_crash(evidence, {**self.settings, "stage": self.stage, "notices": " ".join(self.notices)}, self._recognizer)
-        shown = "\n".join((*(f"{name}={value}" for name, value in self.settings.items()), *evidence.frames, evidence.text))
+        near = [each for each in (evidence, *self._found.evidence.values(), self._found.unknown) if each is not None]
+        lines = (line for each in near for line in (*each.frames, each.text))
+        shown = "\n".join((*(f"{name}={value}" for name, value in self.settings.items()), *lines))
         is_users = evidence.signature is not None and evidence.signature.is_user_defined
         return crash if is_users else replace(crash, remedy=self._recognizer.adapted(crash.remedy or "", shown))
 
