@@ -112,6 +112,7 @@ _SERVED = (
     "The engine had served with these settings, so usually a kind of request, the load or a bug of this version led to it. Let it restart."
     " If it happens again, try a newer vLLM, and then this: "
 )
+_DERIVED = ", which is not set, so vLLM derived it from other settings or from the model"
 _GOES_ON = "The server is up, but after its start the engine logged an error. "
 _DEVICE = re.compile(r"\b(?:CUDA|HIP)(?: driver)? error\b|ZMQError: ")
 """An error that the GPU, or the port of a listener, cannot be used, which others need, too."""
@@ -208,7 +209,8 @@ def _to_crash(evidence: Evidence, facts: Mapping[str, str], recognizer: Recogniz
         cause, remedy, family = _REFUSED_CAUSE, _with_advice(_REFUSED_REMEDY, line), REFUSED
         checked = evidence.frames[-1] if evidence.frames and evidence.frames[-1].lstrip().startswith(("assert ", "if ")) else ""
         if about := [flag for flag in _settings(checked) or _settings(_without_input(line)) if flag not in line]:
-            remedy = f"The check is about {', '.join(about)}. {remedy}"
+            is_set = any(flag[0] == "V" or flag[2:].replace("-", "_") in facts.get("given", flag.replace("-", "_")) for flag in about)
+            remedy = f"The check is about {', '.join(about)}{'' if is_set else _DERIVED}. {remedy}"
     elif kind is not None:
         found = compiled(kind.message).search(f"{line}{code} {where}") if kind.message is not None else None
         known = (*facts.items(), *((found.groupdict() if found is not None else {}).items()))

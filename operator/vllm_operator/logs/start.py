@@ -166,6 +166,7 @@ class StartTracker:
         if meaning.arguments or meaning.engine:
             for setting in _SETTINGS.finditer(found.string):
                 self.crashes.settings.update({name: value for name, value in setting.groupdict().items() if value})
+        self.crashes.settings |= {"given": found.string} if meaning.arguments else {}
         options = _OPTIONS.findall(found.string) if meaning.arguments else []
         options += ["speculative_config"] if meaning.engine and "speculative_config=Spec" in found.string else []
         if options:
