@@ -215,6 +215,12 @@ CASES = {
         "draft model with the same vocabulary",
         "Correct",
     ),
+    "a queue pair that gets no memory": (
+        failed("misc/ibvwrap.cc:252 NCCL WARN Call to ibv_create_qp failed with error Cannot allocate memory"),
+        "RdmaRegistrationFailed",
+        "IPC_LOCK",
+        "emptyDir",
+    ),
     "memory that may move": (
         "(APIServer pid=1)   Value error, KV connector NixlConnector is incompatible with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True "
         "unless enable_cumem_allocator is also enabled. PyTorch's allocator can remap [type=value_error, input_value=ArgsKwargs]\n",
