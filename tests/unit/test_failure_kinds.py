@@ -242,11 +242,11 @@ def test_a_condition_names_the_settings_that_the_message_is_about(error: str, fi
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("'max_num_seqs': 0", "The check is about --max-num-batched-tokens, which is not set, so vLLM derived it"),
+        ("'max_num_seqs': 0", "The check is about --max-num-batched-tokens, which is not set, so it has its default, or follows"),
         ("'max_num_batched_tokens': 0", "The check is about --max-num-batched-tokens. Correct"),
     ],
 )
-def test_a_refused_value_that_nobody_gave_is_said_to_be_derived(given: str, said: str) -> None:
+def test_a_refused_value_that_nobody_gave_is_said_to_follow_from_others(given: str, said: str) -> None:
     arguments = f"(APIServer pid=7) INFO 10-01 10:01:00 [utils.py:253] non-default args: {{'model': '/m', {given}}}\n"
     lines = ("pydantic_core._pydantic_core.ValidationError: 1 validation error for SchedulerConfig", "max_num_batched_tokens")
     log = arguments + "".join(f"(APIServer pid=7) {line}\n" for line in (*lines, "  Input should be greater than or equal to 1 [type=x]"))

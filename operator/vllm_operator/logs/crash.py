@@ -112,7 +112,7 @@ _SERVED = (
     "The engine had served with these settings, so usually a kind of request, the load or a bug of this version led to it. Let it restart."
     " If it happens again, try a newer vLLM, and then this: "
 )
-_DERIVED = ", which is not set, so vLLM derived it from other settings or from the model"
+_DERIVED = ", which is not set, so it has its default, or follows from other settings or the model"
 _GOES_ON = "The server is up, but after its start the engine logged an error. "
 _DEVICE = re.compile(r"\b(?:CUDA|HIP)(?: driver)? error\b|ZMQError: ")
 """An error that the GPU, or the port of a listener, cannot be used, which others need, too."""
