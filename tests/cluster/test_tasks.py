@@ -127,7 +127,7 @@ async def test_the_end_of_a_task_that_cannot_be_replaced_is_the_operators_end(
         task = made.find(name)
         assert task is not None
         task.cancel()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             assert await asyncio.shield(made.end) == 1
     assert "the operator exits, to be started again" in caplog.text
 
