@@ -125,6 +125,44 @@ CASES: dict[str, tuple[list[str], str]] = {
         ["vllm/model_executor/model_loader/default_loader.py"],
         "ValueError: enable_multithread_load does not support safetensors_load_strategy='prefetch'",
     ),
+    "LoaderSettingRefused": (
+        ["vllm/model_executor/model_loader/runai_streamer_loader.py:__init__"],
+        "ValueError: concurrency must be a positive integer, got '16'",
+    ),
+    "QuantizationRefused": (
+        ["vllm/model_executor/layers/quantization/modelopt.py"],
+        "ValueError: Missing 'quant_algo' in quantization config",
+    ),
+    "CaptureSizesTooLarge": (
+        ["vllm/v1/attention/backends/gdn_attn.py"],
+        "AssertionError: GDN only supports decode-only full CUDAGraph capture. Make sure batch size (512) <= cudagraph capture sizes (256)",
+    ),
+    "KvLayoutRefused": (
+        ["vllm/v1/attention/backends/utils.py"],
+        "ValueError: VLLM_KV_CACHE_LAYOUT=HND does not satisfy every supported set; valid layouts: ['NHD']",
+    ),
+    "KvSettingRefused": (["vllm/v1/kv_offload/factory.py:get_spec_cls"], "ValueError: Unsupported spec type: OddSpec"),
+    "NcclVersionTooOld": (
+        ["vllm/distributed/device_communicators/pynccl_allocator.py"],
+        "AssertionError: NCCL version 2.27.3 or higher is required for NCCL symmetric memory",
+    ),
+    "CpuBindingFailed": (["vllm/v1/worker/cpu_worker.py"], "AssertionError: VLLM_CPU_NUM_OF_RESERVED_CPU (1) should less than 1."),
+    "PortRangeExhausted": (
+        ["vllm/utils/network_utils.py"],
+        "RuntimeError: Could not find open port after 100 attempts starting from port 29500",
+    ),
+    "RayNodesShareAddress": (
+        ["vllm/v1/executor/ray_executor.py"],
+        "RuntimeError: Every node should have a unique IP address. Got 2 nodes with 1 unique IP addresses",
+    ),
+    "TritonDriverMissing": (["triton/runtime/driver.py"], "RuntimeError: 0 active drivers ([]). There should only be one."),
+    "OneCclFailed": (["torch/distributed/distributed_c10d.py"], "ValueError: XCCL is not available"),
+    "ModelSettingRefused": (
+        ["vllm/model_executor/models/config.py"],
+        "AssertionError: Chunked prefill is required for Mamba prefix caching.",
+    ),
+    "ModelClassNotFound": (["vllm/model_executor/models/registry.py"], "ValueError: No model architectures are specified"),
+    "WorkerRefused": (["vllm/v1/worker/gpu_worker.py:init_device"], "RuntimeError: Unsupported device type: odd0"),
     "AttentionMetadataFailed": ([WORKER], "AttributeError: 'WidgetMetadataBuilder' object has no attribute 'layer_names'"),
     "RuntimeCompilerTooOld": ([WORKER], "RuntimeError: NVRTC error: nvrtc: error: invalid value for --gpu-architecture (-arch)"),
     "ChatTemplateInvalid": (["vllm/entrypoints/chat_utils.py"], "jinja2.exceptions.TemplateSyntaxError: unexpected '}'"),
@@ -198,8 +236,9 @@ CASES: dict[str, tuple[list[str], str]] = {
 
 def crash_of(files: list[str], error: str) -> Crash:
     lines = ["EngineCore failed to start.", "Traceback (most recent call last):"]
-    for file in files:
-        where = "<module>" if file == "acme/odd.py" else "call"
+    for frame in files:  # a file, or file:function
+        file, _, function = frame.partition(":")
+        where = function or ("<module>" if file == "acme/odd.py" else "call")
         lines += [f'  File "{file if file.startswith("/") else PACKAGES + file}", line 10, in {where}', "    x = y()"]
     first = "(EngineCore pid=40) INFO 10-01 10:00:00 [core.py:123] Initializing a V1 LLM engine (v0.30.0) with config: model='/models/a'\n"
     crash = read_pasted(first + "".join(f"{PREFIX}{line}\n" for line in [*lines, error])).final_state.crash

@@ -28,11 +28,14 @@ NO_TARGET = "RuntimeError: No supported CUDA architectures found for major versi
 PASSES = "RuntimeError: PassManager::run failed"
 STABLE = 'RuntimeError: torch_call_dispatcher( "aten::empty", "memory_format", stack.data(), TORCH_ABI_VERSION) API call failed at ops.h'
 PARTS = "vllm/model_executor/models/gemma4.py"
+LOADER, LAYERS = "vllm/model_executor/model_loader/", "vllm/model_executor/layers/"
+NIXL = "vllm/distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py"
 
 
 def failed(error: str, *files: str, title: str = "EngineCore failed to start.") -> str:
-    frames = [f'  File "/usr/local/lib/python3.12/dist-packages/{file}", line 5, in call' for file in files]
-    return "".join(f"{PREFIX}{line}\n" for line in (title, "Traceback (most recent call last):", *frames, error))
+    places = [file.partition(":") for file in files]  # a file, or file:function
+    frames = [f'  File "/usr/local/lib/python3.12/dist-packages/{file}", line 5, in {function or "call"}' for file, _, function in places]
+    return "".join(f"{PREFIX}{line}\n" for line in (title, "Traceback (most recent call last):", *frames, *error.splitlines()))
 
 
 # log, name or family, what the texts say, and what they do not
@@ -220,6 +223,244 @@ CASES = {
         "RdmaRegistrationFailed",
         "IPC_LOCK",
         "emptyDir",
+    ),
+    "a key of the loader": (
+        failed(
+            "ValueError: Unexpected extra config keys for load format auto: dict_keys(['threads'])",
+            f"{LOADER}default_loader.py:__init__",
+        ),
+        "LoaderSettingRefused",
+        "--model-loader-extra-config",
+        "hub",
+    ),
+    "a weight that does not fit, below the loader": (
+        failed("ValueError: odd weight", f"{LOADER}base_loader.py:load_model", "vllm/model_executor/models/glm4.py"),
+        "ModelCodeFailed",
+        "newer vLLM",
+        "--model-loader-extra-config",
+    ),
+    "shards that were never written": (
+        failed("ValueError: Could not find checkpoint files '/m/model-rank-0-part-*.safetensors', only pre-sharded checkpoints are read"),
+        "ModelFilesMissing",
+        "Remove --load-format",
+        "mount path",
+    ),
+    "a bucket without weights": (
+        failed("RuntimeError: Cannot find any safetensors model weights with `s3://models/llama`"),
+        "ModelFilesMissing",
+        "credentials",
+        "mount path",
+    ),
+    "a quantization without an algorithm": (
+        failed("ValueError: Missing 'quant_algo' in quantization config", f"{LAYERS}quantization/modelopt.py:from_config"),
+        "QuantizationRefused",
+        "another quantization",
+        "--linear-backend",
+    ),
+    "a quantized layer whose kernel failed": (
+        failed("RuntimeError: Marlin W8A8 is not supported.", f"{LAYERS}quantization/utils/marlin_utils_fp8.py"),
+        "QuantizationFailed",
+        "--linear-backend",
+        "config.json",
+    ),
+    "a type of the KV cache without a layer for it": (
+        failed("NotImplementedError: TurboQuant KV cache requires full-attention layers", f"{LAYERS}quantization/turboquant/config.py"),
+        "KvCacheTypeFailed",
+        "--kv-cache-dtype",
+        "checkpoint",
+    ),
+    "a field that compressed-tensors does not know": (
+        failed(
+            "pydantic_core._pydantic_core.ValidationError: 1 validation error for QuantizationArgs\nscale_dtype\n"
+            "  Extra inputs are not permitted [type=extra_forbidden, input_value='fp8', input_type=str]"
+        ),
+        "UnknownQuantization",
+        "newer vLLM image",
+        "flag",
+    ),
+    "another name of a quantization": (
+        failed(
+            "ValueError: The `fp8` quantization method no longer supports online quantization. Please use `--quantization fp8_new` instead."
+        ),
+        "UnknownQuantization",
+        "Set --quantization fp8_new",
+        "page names",
+    ),
+    "quantized weights on several GPUs": (
+        failed("ValueError: Prequant BitsAndBytes models with tensor parallelism is not supported. Please try with pipeline parallelism."),
+        "UnknownQuantization",
+        "--tensor-parallel-size 1",
+        "page names",
+    ),
+    "an architecture of an old version": (
+        failed("ValueError: Model architecture OddForCausalLM was supported in vLLM until v0.9.2, and is not supported anymore."),
+        "ModelArchitectureUnsupported",
+        "up to 0.9.2",
+        "newer vLLM",
+    ),
+    "an architecture in a plugin": (
+        failed(
+            "ValueError: Model architecture OddForCausalLM is not supported in-tree anymore. Please install the plugin at "
+            "https://github.com/org/odd-plugin if you want to use this model architecture."
+        ),
+        "ModelArchitectureUnsupported",
+        "plugin at https://github.com/org/odd-plugin",
+        "--model-impl transformers",
+    ),
+    "an architecture that transformers cannot replace": (
+        failed("ValueError: The Transformers implementation of 'OddForCausalLM' is not compatible with vLLM."),
+        "ModelArchitectureUnsupported",
+        "remove --model-impl",
+        "--model-impl transformers",
+    ),
+    "fewer GPUs than workers": (
+        failed("AssertionError: local_world_size (8) exceeds assigned_physical_gpu_ids count (4). Check CUDA_VISIBLE_DEVICES."),
+        "NotEnoughGpus",
+        "at most 4",
+        "--enforce-eager",
+    ),
+    "fewer GPUs of Intel than workers": (
+        failed("ValueError: Local TP/PP/PCP replica size (4) exceeds the number of visible XPU devices (2)."),
+        "NotEnoughGpus",
+        "at most 2",
+        "newer vLLM",
+    ),
+    "a GPU without FP8": (
+        failed(
+            "ValueError: FP8 KV cache is not supported by the Triton MLA backend on NVIDIA RTX A6000 (compute capability 8.6); native FP8 "
+            "(fp8e4nv) requires SM89+. Re-run with --kv-cache-dtype bfloat16.",
+            "vllm/v1/attention/backends/mla/triton_mla.py",
+        ),
+        "NoValidAttentionBackend",
+        "Set --kv-cache-dtype bfloat16",
+        "set it to fp8",
+    ),
+    "a backend that needs FP8": (
+        failed("NotImplementedError: OddMLAImpl requires an FP8 KV cache (--kv-cache-dtype fp8 or fp8_e4m3); got kv_cache_dtype=auto."),
+        "NoValidAttentionBackend",
+        "Set --kv-cache-dtype fp8",
+        "lists backends",
+    ),
+    "an encoder with a backend of AMD": (
+        failed("ValueError: Unsupported multi-modal encoder attention backend for CUDA: AttentionBackendEnum.ROCM_AITER_FA."),
+        "NoValidAttentionBackend",
+        "--mm-encoder-attn-backend",
+        "AttentionBackendEnum",
+    ),
+    "a variable that asks for another GPU": (
+        failed("ValueError: VLLM_GDN_DECODE_KERNEL=cuda is not supported: requires SM90", f"{LAYERS}mamba/gdn/odd_attn.py"),
+        "KernelUnsupportedOnGpu",
+        "Remove VLLM_GDN_DECODE_KERNEL",
+        "--attention-backend",
+    ),
+    "an indexer without DeepGEMM": (
+        failed("RuntimeError: Sparse Attention Indexer CUDA op requires DeepGEMM support in the current vLLM environment."),
+        "DeepGemmUnavailable",
+        "image that contains DeepGEMM",
+        "VLLM_USE_DEEP_GEMM=0",
+    ),
+    "graphs for more requests than the layers take": (
+        failed("AssertionError: Mamba only supports decode-only full CUDAGraph capture.", "vllm/v1/attention/backends/mamba_attn.py"),
+        "CaptureSizesTooLarge",
+        "--max-num-seqs",
+        "--enforce-eager",
+    ),
+    "a connector without its file": (
+        failed(
+            "ValueError: The environment variable 'MOONCAKE_CONFIG_PATH' is not set.", "vllm/distributed/mooncake_store.py:load_from_config"
+        ),
+        "KvSettingRefused",
+        "variables of the connector",
+        "other side",
+    ),
+    "a connector that lost a chunk": (
+        failed("AssertionError: Chunk b'aa' not found in cache", "vllm/v1/kv_offload/cpu/manager.py:_prepare_load"),
+        "KvOffloadFailed",
+        "--kv-offloading-size",
+        "Correct what",
+    ),
+    "several connectors without HMA": (
+        failed("AssertionError: HMA should not be enabled unless all sub-connectors support it"),
+        "KvTransferConfigInvalid",
+        "--disable-hybrid-kv-cache-manager",
+        "Correct what",
+    ),
+    "two sides with other caches": (
+        failed("AssertionError: Number of KV layers must match between prefill and decode", f"{NIXL}:_validate_remote_agent_handshake"),
+        "KvHandshakeMismatch",
+        "Make both sides equal",
+        "Let it restart",
+    ),
+    "a peer that was replaced": (
+        failed("RuntimeError: Remote NIXL agent engine ID mismatch. Expected a,received b.", f"{NIXL}:_nixl_handshake"),
+        "HandshakeFailed",
+        "other side first",
+        "Make both sides equal",
+    ),
+    "a worker that refuses a task": (
+        failed("RuntimeError: Model org/m does not support any pooling tasks.", "vllm/v1/worker/gpu_model_runner.py:_dummy_pooler_run"),
+        "WorkerRefused",
+        "Correct or remove",
+        "--enforce-eager",
+    ),
+    "a worker that names Triton": (
+        failed(
+            "AssertionError: DCP requires attention impls to return the softmax lse, but the impl TritonAttentionImpl does not return it.",
+            "vllm/v1/worker/cp_utils.py:check_attention_cp_compatibility",
+        ),
+        "WorkerRefused",
+        "--decode-context-parallel-size",
+        "TRITON_CACHE_DIR",
+    ),
+    "a worker whose step failed": (
+        failed("RuntimeError: odd state of the step that nobody knows", "vllm/v1/worker/gpu_model_runner.py:execute_model"),
+        "ModelRunnerFailed",
+        "--enforce-eager",
+        "Correct or remove",
+    ),
+    "a model that needs another flag": (
+        failed("NotImplementedError: Odd QSA does not support decode context parallelism", "vllm/models/odd/nvidia/qsa.py:__init__"),
+        "ModelSettingRefused",
+        "Correct or remove the setting",
+        "issues",
+    ),
+    "a model whose code failed": (
+        failed("RuntimeError: odd input is required", "vllm/model_executor/models/odd.py:forward"),
+        "ModelCodeFailed",
+        "issues",
+        "Correct or remove",
+    ),
+    "sleep mode and memory that may move": (
+        failed("AssertionError: Expandable segments are not compatible with memory pool.", "vllm/device_allocator/cumem.py:__init__"),
+        "SleepModeFailed",
+        "expandable_segments:True",
+        "build",
+    ),
+    "an old NCCL": (
+        failed("AssertionError: NCCL version 2.27.3 or higher is required for NCCL symmetric memory"),
+        "NcclVersionTooOld",
+        "VLLM_USE_NCCL_SYMM_MEM=0",
+        "peer access",
+    ),
+    "devices that oneCCL cannot open": (
+        failed("RuntimeError: oneCCL: ze_fd_manager.cpp:144 init_device_fds: EXCEPTION: opendir failed: could not open device directory"),
+        "OneCclFailed",
+        "/dev/dri/by-path",
+        "NCCL_SOCKET_IFNAME",
+    ),
+    "a fusion with all-reduce": (
+        failed(
+            "AssertionError: Flashinfer allreduce workspace must be initialized", "vllm/compilation/passes/fusion/allreduce_rms_fusion.py"
+        ),
+        "CompilationFailed",
+        "fuse_allreduce_rms",
+        "AITER",
+    ),
+    "cuDNN without an engine": (
+        failed("RuntimeError: GET was unable to find an engine to execute this computation", "torch/nn/modules/conv.py"),
+        "CudnnFailed",
+        "--gpu-memory-utilization",
+        "loaded another cuDNN",
     ),
     "memory that may move": (
         "(APIServer pid=1)   Value error, KV connector NixlConnector is incompatible with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True "
