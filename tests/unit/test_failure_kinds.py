@@ -133,6 +133,11 @@ CASES: dict[str, tuple[list[str], str]] = {
         ["vllm/model_executor/layers/quantization/modelopt.py"],
         "ValueError: Missing 'quant_algo' in quantization config",
     ),
+    "PoolingModelGenerates": (["vllm/model_executor/models/bert.py"], "AssertionError: assert pooler_config is not None"),
+    "DraftModelAlone": (
+        ["vllm/model_executor/models/odd_mtp.py"],
+        "AttributeError: 'NoneType' object has no attribute 'draft_model_config'",
+    ),
     "CaptureSizesTooLarge": (
         ["vllm/v1/attention/backends/gdn_attn.py"],
         "AssertionError: GDN only supports decode-only full CUDAGraph capture. Make sure batch size (512) <= cudagraph capture sizes (256)",

@@ -456,6 +456,53 @@ CASES = {
         "fuse_allreduce_rms",
         "AITER",
     ),
+    "more GPUs than heads": (
+        failed("AssertionError: assert tp_size % self.total_num_kv_heads == 0", "vllm/model_executor/models/odd.py:__init__"),
+        "TensorParallelNotDivisible",
+        "key-value heads",
+        "newer vLLM",
+    ),
+    "a draft model as the model": (
+        failed("    assert speculative_config is not None\nAssertionError", "vllm/model_executor/models/odd_mtp.py:__init__"),
+        "DraftModelAlone",
+        "Serve the model that it belongs to",
+        "newer vLLM",
+    ),
+    "a runner without a draft model": (
+        failed("    assert self.speculative_config is not None\nAssertionError", "vllm/v1/worker/gpu_model_runner.py:propose"),
+        "SpeculativeDecodingFailed",
+        "--speculative-config",
+        "Serve the model",
+    ),
+    "a peer that was built in another way": (
+        failed("AssertionError: assert self.num_blocks >= nixl_agent_meta.num_blocks", f"{NIXL}:add_remote_agent"),
+        "KvHandshakeMismatch",
+        "Make both sides equal",
+        "Let it restart",
+    ),
+    "memory that a connector cannot register": (
+        failed("RuntimeError: Mooncake batch memory registration failed.", "vllm/distributed/kv_transfer/kv_connector/v1/mooncake.py"),
+        "KvTransferFailed",
+        "IPC_LOCK",
+        "other side",
+    ),
+    "a kernel that prepares weights": (
+        failed(
+            "AssertionError: odd weights",
+            f"{LOADER}base_loader.py:load_model",
+            f"{LOADER}utils.py:process_weights_after_loading",
+            "vllm/model_executor/kernels/linear/odd.py:process_weights_after_loading",
+        ),
+        "QuantizationFailed",
+        "--linear-backend",
+        "hub",
+    ),
+    "a layer that cannot be built": (
+        failed("RuntimeError: odd layer", f"{LOADER}base_loader.py:load_model", f"{LOADER}utils.py:initialize_model"),
+        "ModelCodeFailed",
+        "newer vLLM",
+        "those of the hub",
+    ),
     "cuDNN without an engine": (
         failed("RuntimeError: GET was unable to find an engine to execute this computation", "torch/nn/modules/conv.py"),
         "CudnnFailed",
