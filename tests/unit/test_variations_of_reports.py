@@ -335,6 +335,24 @@ CASES = {
         "Set --kv-cache-dtype bfloat16",
         "set it to fp8",
     ),
+    "a device without FP8": (
+        failed("NotImplementedError: FlashAttention does not support fp8 kv-cache on this device.", "vllm/v1/attention/backends/fa.py"),
+        "NoValidAttentionBackend",
+        "Remove --kv-cache-dtype",
+        "set it to fp8",
+    ),
+    "another form of FP8": (
+        failed("ValueError: fp8_e5m2 kv-cache is not supported with fp8 checkpoints.", f"{LAYERS}attention/attention.py"),
+        "NoValidAttentionBackend",
+        "set it to fp8",
+        "request another",
+    ),
+    "bits that a method does not have": (
+        failed("ValueError: Currently, only 4-bit weight quantization is supported for AWQ, but got 8 bits."),
+        "UnknownQuantization",
+        "AWQ, but got 8 bits",
+        "Remove --quantization",
+    ),
     "a backend that needs FP8": (
         failed("NotImplementedError: OddMLAImpl requires an FP8 KV cache (--kv-cache-dtype fp8 or fp8_e4m3); got kv_cache_dtype=auto."),
         "NoValidAttentionBackend",
