@@ -133,6 +133,10 @@ CASES: dict[str, tuple[list[str], str]] = {
         ["vllm/model_executor/layers/quantization/modelopt.py"],
         "ValueError: Missing 'quant_algo' in quantization config",
     ),
+    "WindowsDiffer": (
+        ["vllm/v1/attention/backends/flashinfer.py"],
+        "ValueError: Window left is not the same for all layers. One potential fix is to set disable_sliding_window=True",
+    ),
     "PoolingModelGenerates": (["vllm/model_executor/models/bert.py"], "AssertionError: assert pooler_config is not None"),
     "DraftModelAlone": (
         ["vllm/model_executor/models/odd_mtp.py"],

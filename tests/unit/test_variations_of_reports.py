@@ -353,6 +353,24 @@ CASES = {
         "AWQ, but got 8 bits",
         "Remove --quantization",
     ),
+    "experts that cannot be divided": (
+        failed("ValueError: EPLB currently only supports even distribution of experts across ranks. Got 130 experts and 8 EP ranks."),
+        "ParallelLayoutInvalid",
+        "--enable-eplb",
+        "--tensor-parallel-size",
+    ),
+    "a request without addresses": (
+        failed("ValueError: Request id cmpl-1 does not contain hostname and port", "vllm/distributed/kv_transfer/kv_connector/v1/p2p.py"),
+        "KvTransferFailed",
+        "proxy of the connector",
+        "same version",
+    ),
+    "experts on an old GPU of Intel": (
+        failed("NotImplementedError: XPUExperts is only supported on Intel Xe2/Xe3 GPUs", f"{LAYERS}fused_moe/experts/xpu_moe.py"),
+        "KernelUnsupportedOnGpu",
+        "--moe-backend",
+        "these sizes",
+    ),
     "a backend that needs FP8": (
         failed("NotImplementedError: OddMLAImpl requires an FP8 KV cache (--kv-cache-dtype fp8 or fp8_e4m3); got kv_cache_dtype=auto."),
         "NoValidAttentionBackend",
