@@ -137,6 +137,7 @@ CASES: dict[str, tuple[list[str], str]] = {
         ["vllm/v1/attention/backends/flashinfer.py"],
         "ValueError: Window left is not the same for all layers. One potential fix is to set disable_sliding_window=True",
     ),
+    "ArchitecturesUnknown": (["torch/utils/cpp_extension.py:_get_cuda_arch_flags"], "IndexError: list index out of range"),
     "PoolingModelGenerates": (["vllm/model_executor/models/bert.py"], "AssertionError: assert pooler_config is not None"),
     "DraftModelAlone": (
         ["vllm/model_executor/models/odd_mtp.py"],

@@ -371,6 +371,39 @@ CASES = {
         "--moe-backend",
         "these sizes",
     ),
+    "a store of a connector that does not answer": (
+        failed(
+            "redis.exceptions.ConnectionError: Error 111 connecting to redis:6379. Connection refused.", "lmcache/v1/x.py", "redis/a.py"
+        ),
+        "KvOffloadFailed",
+        "Check that the store",
+        "download",
+    ),
+    "credentials of Google": (
+        failed("google.auth.exceptions.DefaultCredentialsError: odd", "vllm/config/model.py", "google/auth/_default.py"),
+        "ObjectStoreFailed",
+        "credentials",
+        "flag",
+    ),
+    "a tokenizer that downloads": (
+        failed("requests.exceptions.ConnectionError: Max retries exceeded with url: /odd", "tiktoken/load.py"),
+        "TokenizerFailed",
+        "Let the Pod reach the host",
+        "transformers",
+    ),
+    "half a file": (
+        failed("OSError: Consistency check failed: file should be of size 20 but has size 10", "huggingface_hub/file_download.py"),
+        "ModelDownloadFailed",
+        "Start again",
+        "credentials",
+    ),
+    "weights with Python objects": (
+        failed("_pickle.UnpicklingError: Weights only load failed.", f"{LOADER}weight_utils.py", "torch/serialization.py"),
+        "WeightsLoadFailed",
+        "safetensors",
+        "Compare",
+    ),
+    "a GPU that is lost": (failed("torch.AcceleratorError: CUDA error: GPU is lost"), "GpuHardwareFault", "Drain the node", "newer vLLM"),
     "a backend that needs FP8": (
         failed("NotImplementedError: OddMLAImpl requires an FP8 KV cache (--kv-cache-dtype fp8 or fp8_e4m3); got kv_cache_dtype=auto."),
         "NoValidAttentionBackend",
