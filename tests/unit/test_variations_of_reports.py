@@ -404,6 +404,38 @@ CASES = {
         "Compare",
     ),
     "a GPU that is lost": (failed("torch.AcceleratorError: CUDA error: GPU is lost"), "GpuHardwareFault", "Drain the node", "newer vLLM"),
+    "fewer processes than the sizes need": (
+        failed("RuntimeError: world_size (2) is not equal to tensor_model_parallel_size (4) x pipeline_model_parallel_size (1)"),
+        "ParallelLayoutInvalid",
+        "parallel sizes",
+        "NCCL",
+    ),
+    "processes that cannot be divided": (
+        failed("AssertionError: world size (8) is not divisible by tensor_model_parallel_size (3) x pipeline_model_parallel_size (1)"),
+        "ParallelLayoutInvalid",
+        "parallel sizes",
+        "dimension of the model",
+    ),
+    "a quantization that AMD lacks": (
+        failed("ValueError: awq quantization is currently not supported in rocm.", "vllm/config/model.py:_verify_quantization"),
+        "QuantizationUnsupportedOnGpu",
+        "on this kind of device (rocm)",
+        "newer GPU",
+    ),
+    "a GPU of Intel that is not there": (
+        failed(
+            "RuntimeError: The number of XPU devices is 0. Please check your XPU driver installation.", "vllm/v1/worker/a.py:init_device"
+        ),
+        "DeviceAbsent",
+        "Check that the Pod requests it",
+        "Correct or remove",
+    ),
+    "an NPU without bfloat16": (
+        failed("RuntimeError: The param dtype not implemented for DT_BFLOAT16", "vllm_ascend/ops/fused_moe.py"),
+        "AscendFailed",
+        "Set --dtype float16",
+        "checkpoint",
+    ),
     "a backend that needs FP8": (
         failed("NotImplementedError: OddMLAImpl requires an FP8 KV cache (--kv-cache-dtype fp8 or fp8_e4m3); got kv_cache_dtype=auto."),
         "NoValidAttentionBackend",
