@@ -448,6 +448,15 @@ CASES = {
         "--mm-encoder-attn-backend",
         "AttentionBackendEnum",
     ),
+    "an encoder in FP8": (
+        failed(
+            "ValueError: mm_encoder_attn_dtype='fp8' requires either the ROCM_AITER_FA backend on ROCm or the FlashInfer cuDNN backend on "
+            "CUDA, got FLASH_ATTN."
+        ),
+        "NoValidAttentionBackend",
+        "Remove --mm-encoder-attn-dtype",
+        "--attention-backend",
+    ),
     "a variable that asks for another GPU": (
         failed("ValueError: VLLM_GDN_DECODE_KERNEL=cuda is not supported: requires SM90", f"{LAYERS}mamba/gdn/odd_attn.py"),
         "KernelUnsupportedOnGpu",
