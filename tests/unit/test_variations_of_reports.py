@@ -30,12 +30,23 @@ STABLE = 'RuntimeError: torch_call_dispatcher( "aten::empty", "memory_format", s
 PARTS = "vllm/model_executor/models/gemma4.py"
 LOADER, LAYERS = "vllm/model_executor/model_loader/", "vllm/model_executor/layers/"
 NIXL = "vllm/distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py"
+LORA_MOE = "vllm/lora/layers/fused_moe.py"
+KV_MANAGER = "vllm/v1/core/single_type_kv_cache_manager.py"
+LAUNCH = "vllm/v1/engine/utils.py"
 
 
 def failed(error: str, *files: str, title: str = "EngineCore failed to start.") -> str:
     places = [file.partition(":") for file in files]  # a file, or file:function
     frames = [f'  File "/usr/local/lib/python3.12/dist-packages/{file}", line 5, in {function or "call"}' for file, _, function in places]
     return "".join(f"{PREFIX}{line}\n" for line in (title, "Traceback (most recent call last):", *frames, *error.splitlines()))
+
+
+def refused(message: str) -> str:
+    """What the API server logs if its configuration is invalid."""
+    return (
+        "(APIServer pid=1) pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig\n"
+        f"(APIServer pid=1)   Value error, {message} [type=value_error, input_value=ArgsKwargs((), {{...}}), input_type=ArgsKwargs]\n"
+    )
 
 
 # log, name or family, what the texts say, and what they do not
@@ -387,8 +398,8 @@ CASES = {
     ),
     "a tokenizer that downloads": (
         failed("requests.exceptions.ConnectionError: Max retries exceeded with url: /odd", "tiktoken/load.py"),
-        "TokenizerFailed",
-        "Let the Pod reach the host",
+        "HostUnreachable",
+        "Let the Pod reach it",
         "transformers",
     ),
     "half a file": (
@@ -518,7 +529,7 @@ CASES = {
             "AssertionError: DCP requires attention impls to return the softmax lse, but the impl TritonAttentionImpl does not return it.",
             "vllm/v1/worker/cp_utils.py:check_attention_cp_compatibility",
         ),
-        "WorkerRefused",
+        "ContextParallelRefused",
         "--decode-context-parallel-size",
         "TRITON_CACHE_DIR",
     ),
@@ -529,7 +540,7 @@ CASES = {
         "Correct or remove",
     ),
     "a model that needs another flag": (
-        failed("NotImplementedError: Odd QSA does not support decode context parallelism", "vllm/models/odd/nvidia/qsa.py:__init__"),
+        failed("NotImplementedError: Odd QSA does not support attention sinks", "vllm/models/odd/nvidia/qsa.py:__init__"),
         "ModelSettingRefused",
         "Correct or remove the setting",
         "issues",
@@ -603,7 +614,7 @@ CASES = {
             f"{LOADER}utils.py:process_weights_after_loading",
             "vllm/model_executor/kernels/linear/odd.py:process_weights_after_loading",
         ),
-        "QuantizationFailed",
+        "LinearKernelFailed",
         "--linear-backend",
         "hub",
     ),
@@ -626,6 +637,377 @@ CASES = {
         "Remove expandable_segments",
         "--kv-transfer-config",
     ),
+    "more requests than tokens": (
+        refused("max_num_batched_tokens (64) must be greater than or equal to max_num_seqs (256)."),
+        "BatchedTokensBelowNeed",
+        "lower --max-num-seqs",
+        "chunked",
+    ),
+    "a context without chunked prefill": (
+        refused("max_num_batched_tokens (1024) is smaller than max_model_len (4096)."),
+        "BatchedTokensTooSmall",
+        "--enable-chunked-prefill",
+        "--max-num-seqs",
+    ),
+    "a quantization of another platform": (
+        refused("awq_marlin quantization is currently not supported in rocm."),
+        "QuantizationUnsupportedOnGpu",
+        "on this kind of device (rocm)",
+        "newer GPU",
+    ),
+    "a quantization of newer GPUs": (
+        refused(
+            "The quantization method modelopt_fp4 is not supported for the current GPU. Minimum capability: 100. Current capability: 90."
+        ),
+        "QuantizationUnsupportedOnGpu",
+        "needs a newer GPU",
+        "--quantization",
+    ),
+    "an architecture that a platform lacks": (
+        refused("Model architecture 'MptForCausalLM' is not supported by ROCm for now."),
+        "ModelArchitectureUnsupported",
+        "on ROCm",
+        "older one",
+    ),
+    "an object store": (
+        refused(
+            "To load a model from object storage (S3/GCS/Azure), 'load_format' must be 'runai_streamer' or 'runai_streamer_sharded', "
+            "but got 'auto'. Model: s3://models/llama"
+        ),
+        "ArgumentValueInvalid",
+        "--load-format runai_streamer",
+        "remove the argument",
+    ),
+    "a KV cache of another type": (
+        refused('kv_cache_dtype="float16" is incompatible with dtype="bfloat16". Please set `--kv-cache-dtype` to one of auto, fp8.'),
+        "ArgumentValueInvalid",
+        "--kv-cache-dtype",
+        "attention backend",
+    ),
+    "a model runner that was forced": (
+        refused("Model Runner V2 does not yet support: pipeline parallelism with speculative decoding"),
+        "RequestedBackendUnsupported",
+        "Remove VLLM_USE_V2_MODEL_RUNNER, or set it to 0",
+        "--speculative-config",
+    ),
+    "the older model runner": (
+        refused("Model Runner V1 does not support: an index cache"),
+        "RequestedBackendUnsupported",
+        "set it to 1",
+        "set it to 0",
+    ),
+    "scheduling with a draft model": (
+        refused("Currently, async scheduling is only supported with EAGLE/MTP/Draft Model/NGram GPU kind of speculative decoding"),
+        "SpeculativeConfigInvalid",
+        "--no-async-scheduling",
+        "Correct",
+    ),
+    "a key of the speculative configuration": (
+        failed("ValueError: 'tensor_parallel_size' is not a valid argument in the speculative_config. Please pass 'draft_x' instead."),
+        "SpeculativeConfigInvalid",
+        "'draft_x' instead",
+        "num_speculative_tokens",
+    ),
+    "ranks with other flags": (
+        failed("RuntimeError: Configuration mismatch detected for engine 1. All DP workers must have identical configurations.", LAUNCH),
+        "ParallelLayoutInvalid",
+        "same image, flags",
+        "--tensor-parallel-size",
+    ),
+    "an encoder": (
+        failed("AssertionError: Backend FLASHINFER is not supported for vit attention. Supported backends are: [TORCH_SDPA]"),
+        "NoValidAttentionBackend",
+        "--mm-encoder-attn-backend",
+        "--kv-cache-dtype",
+    ),
+    "experts without LoRA": (
+        refused("LoRA is not supported with moe_backend=flashinfer_trtllm. Disable LoRA or select a MoE backend that supports LoRA."),
+        "LoraUnsupported",
+        "Remove --moe-backend",
+        "trained for this model",
+    ),
+    "experts of LoRA on several ranks": (
+        failed(
+            "AssertionError: Fused MoE LoRA with EP currently only supports all2all_backend='allgather_reducescatter', got 'x'.", LORA_MOE
+        ),
+        "LoraUnsupported",
+        "--all2all-backend allgather_reducescatter",
+        "trained for this model",
+    ),
+    "sharded adapters on experts": (
+        failed(
+            "AssertionError: Fused MoE LoRA does not support enable_expert_parallel=True together with fully_sharded_loras=True. "
+            "Disable one of them.",
+            LORA_MOE,
+        ),
+        "LoraUnsupported",
+        "--fully-sharded-loras",
+        "trained for this model",
+    ),
+    "an adapter that changes other layers": (
+        failed("ValueError: While loading /loras/a, expected target modules in {'q_proj'} but received ['router']."),
+        "LoraUnsupported",
+        "Remove these modules",
+        "--moe-backend",
+    ),
+    "a vocabulary too large for LoRA": (
+        failed("ValueError: When using LoRA, vocab size must be <= 258048", "vllm/lora/layers/logits_processor.py"),
+        "LoraFailed",
+        "Start without --enable-lora",
+        "trained for exactly",
+    ),
+    "more adapters than slots": (
+        failed("ValueError: Call to add_lora method failed: No free lora slots", "vllm/entrypoints/openai/models/serving.py"),
+        "LoraFailed",
+        "--max-loras",
+        "Correct",
+    ),
+    "tokens that a parser needs": (
+        failed("RuntimeError: Llama3JsonToolParser could not locate the bot token '<|python_tag|>' in the tokenizer."),
+        "InvalidToolOrReasoningParser",
+        "the Llama3JsonTool parser",
+        "the :",
+    ),
+    "graphs with a draft model": (
+        failed(
+            "ValueError: CUDAGraphMode.FULL is not supported with spec-decode for attention backend CPUAttentionBackend (support: NEVER)"
+        ),
+        "CudaGraphModeUnsupported",
+        "PIECEWISE",
+        "Correct",
+    ),
+    "context parallelism of a hybrid model": (
+        failed("AssertionError: DCP not support mamba now.", KV_MANAGER),
+        "ContextParallelRefused",
+        "--decode-context-parallel-size",
+        "--block-size",
+    ),
+    "another check of the KV cache": (
+        failed("AssertionError: DCP sizes are odd", KV_MANAGER),
+        "KvCacheLayoutFailed",
+        "block-size",
+        "to 1.",
+    ),
+    "planning of the KV cache": (
+        failed("AssertionError: Some layers are not assigned to any group.", "vllm/v1/core/kv_cache_planning.py"),
+        "KvCacheLayoutFailed",
+        "--kv-cache-dtype",
+        "main loop",
+    ),
+    "Ray without the node of rank 0": (
+        failed("AssertionError: The DP master node (ip: 10.2.3.4) is missing or dead", "vllm/v1/engine/coordinator.py"),
+        "LaunchFailed",
+        "ray status",
+        "optional features",
+    ),
+    "nodes of Ray that are too few": (
+        failed("AssertionError: Not enough total available nodes (1) and devices per node (8) to satisfy required world size 16", LAUNCH),
+        "NotEnoughGpus",
+        "Ray cluster",
+        "CUDA_VISIBLE_DEVICES",
+    ),
+    "a front end that failed": (
+        failed("RuntimeError: Frontend process failed during engine core initialization. See root cause above.", LAUNCH),
+        "EngineCoreInitFailed",
+        "first error",
+        "optional features",
+    ),
+    "a GPU that is not visible": (
+        failed("IndexError: visible device ordinal 1 is out of range for CUDA_VISIBLE_DEVICES=0", "vllm/platforms/interface.py"),
+        "GpuSelectionInvalid",
+        "Remove CUDA_VISIBLE_DEVICES",
+        "nvidia-smi",
+    ),
+    "threads that cannot be bound": (
+        failed("AssertionError: Not enough allowed NUMA nodes to bind threads of 4 local CPUWorkers. Please try to decrease DP/TP/PP."),
+        "CpuBindingFailed",
+        "VLLM_CPU_OMP_THREADS_BIND",
+        "pipeline",
+    ),
+    "a model without pipeline stages": (
+        failed("RuntimeError: PP is broken for this class", PARTS),
+        "PipelineParallelFailed",
+        "--pipeline-parallel-size 1",
+        "NUMA",
+    ),
+    "settings that need each other": (
+        failed("ValueError: seed-host and seed-port must be provided together", "vllm/entrypoints/cli/preload.py"),
+        "ValueRefused",
+        "Correct",
+        "Remove one",
+    ),
+    "settings that exclude each other": (
+        failed("ValueError: attention_backend and attention_config.backend are mutually exclusive"),
+        "SettingsExcludeEachOther",
+        "attention_backend or attention_config.backend",
+        "Correct",
+    ),
+    "an unknown error that says what to do": (
+        failed("RuntimeError: Neither 127.0.0.1 nor ::1 are bound to a local interface. Set the VLLM_LOOPBACK_IP environment variable."),
+        "Unknown",
+        "says: Set the VLLM_LOOPBACK_IP",
+        "main loop",
+    ),
+    "a plugin that a model needs": (
+        failed("ValueError: No IOProcessor plugins installed but one is required (x).", "vllm/plugins/io_processors/__init__.py"),
+        "IoProcessorMissing",
+        "Install the package",
+        "VLLM_PLUGINS",
+    ),
+    "a package for one model": (
+        failed("RuntimeError: numba is required for fused Kimi image preprocessing"),
+        "PythonPackageMissing",
+        "numba",
+        "processor of transformers",
+    ),
+    "a request that ended the engine": (
+        READY
+        + failed(
+            "vllm.exceptions.VLLMValidationError: Structured output processing only supports one backend per engine.",
+            "vllm/v1/structured_output/__init__.py",
+            title="EngineCore encountered a fatal error.",
+        ),
+        "StructuredOutputFailed",
+        "--structured-outputs-config",
+        "ends before",
+    ),
+    "a transfer that the scheduler checks": (
+        READY
+        + failed(
+            "RuntimeError: Invalid request status: WAITING_FOR_REMOTE_KVS",
+            "vllm/v1/core/sched/scheduler.py",
+            title="EngineCore encountered a fatal error.",
+        ),
+        "SchedulerFailed",
+        "without --kv-transfer-config",
+        "--no-async-scheduling",
+    ),
+    "a file of the encoder's cache": (
+        failed("RuntimeError: odd", "vllm/v1/engine/core.py", "vllm/v1/core/encoder_cache_manager.py"),
+        "EncoderCacheFailed",
+        "odd",
+        "parallel requests",
+    ),
+    "the server of the API": (
+        failed("RuntimeError: odd", "vllm/entrypoints/serve/x.py").replace("in call", "in create_server_socket"),
+        "ServerStartFailed",
+        "HTTP server",
+        "main loop",
+    ),
+    "a vocabulary that is downloaded": (
+        failed(
+            "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='files.example', port=443): Max retries exceeded with url: "
+            "/o200k_base.tiktoken (Caused by NameResolutionError(\"Failed to resolve 'files.example'\"))",
+            "vllm/tokenizers/hf.py",
+            "tiktoken/load.py",
+        ),
+        "HostUnreachable",
+        "(files.example)",
+        "tokenizer files",
+    ),
+    "a tokenizer that cannot be read": (
+        failed("RuntimeError: Internal: could not parse ModelProto from /models/m/tokenizer.model", "sentencepiece/__init__.py"),
+        "ModelFileDamaged",
+        "/models/m/tokenizer.model",
+        "JSON file",
+    ),
+    "a model without a processor": (
+        failed("ValueError: Unrecognized processing class in /models/m. Can't instantiate a processor, a tokenizer, an image processor."),
+        "ModelFilesMissing",
+        "copy them from the base model",
+        "transformers of the image",
+    ),
+    "a program without a guard": (
+        failed("RuntimeError: An attempt has been made to start a new process before the"),
+        "ProgramUnguarded",
+        "__main__",
+        "bug in vLLM",
+    ),
+    "a socket file": (
+        failed("zmq.error.ZMQError: Permission denied (addr='ipc:///run/vllm/0a1b')", "zmq/sugar/socket.py"),
+        "SocketFileRefused",
+        "VLLM_RPC_BASE_PATH",
+        "fsGroup",
+    ),
+    "a socket of the network": (
+        failed("zmq.error.ZMQError: Permission denied (addr='tcp://10.0.0.1:80')", "zmq/sugar/socket.py"),
+        "PermissionMissing",
+        "security context",
+        "VLLM_RPC_BASE_PATH",
+    ),
+    "keys of the rotary embedding": (
+        failed(
+            "KeyError: \"Missing required keys in `rope_parameters` for 'rope_type'='yarn': {'factor'}\"",
+            "transformers/modeling_rope_utils.py",
+        ),
+        "ModelConfigFailed",
+        "Complete the rope_parameters",
+        "trust-remote-code",
+    ),
+    "a low port": (
+        failed("PermissionError: [Errno 13] Permission denied", "vllm/entrypoints/openai/api_server.py").replace(
+            "in call", "in create_server_socket"
+        ),
+        "AddressRefused",
+        "Set --port to 8000",
+        "fsGroup",
+    ),
+    "an address of another host": (
+        failed("OSError: [Errno 99] Cannot assign requested address", "vllm/entrypoints/openai/api_server.py").replace(
+            "in call", "in create_server_socket"
+        ),
+        "AddressRefused",
+        "Set --host to 0.0.0.0",
+        "--port",
+    ),
+    "context parallelism with a backend": (
+        failed(
+            "AssertionError: Decode Context Parallelism (DCP) requires attention implementations to return the softmax LSE during decode, "
+            "but TritonAttentionImpl does not. Try a different backend by setting --attention-backend or disable DCP.",
+            "vllm/v1/worker/cp_utils.py",
+        ),
+        "ContextParallelRefused",
+        "says: Try a different backend",
+        "TRITON_CACHE_DIR",
+    ),
+    "a word about Triton": (failed("RuntimeError: Triton is odd", "vllm/v1/worker/cp_utils.py"), "TritonFailed", "TRITON_CACHE_DIR", "DCP"),
+    "adapters of the command line": (
+        failed("ValueError: Loading failed: odd", "vllm/entrypoints/openai/api_server.py", "vllm/entrypoints/openai/models/serving.py")
+        .replace("in call", "in init_app_state", 1)
+        .replace("in call", "in init_static_loras"),
+        "LoraFailed",
+        "without adapters",
+        "certificate",
+    ),
+    "blocks while serving": (
+        READY
+        + failed("ValueError: No free blocks available", "vllm/v1/core/kv_cache_utils.py", title="EngineCore encountered a fatal error."),
+        "KvCacheLayoutFailed",
+        "--no-enable-prefix-caching",
+        "--block-size",
+    ),
+    "a model name after a flag": (
+        failed("ValueError: `model` should be provided as the first positional argument when using `vllm serve`."),
+        "UnknownCliArgument",
+        "first argument after `vllm serve`",
+        "Remove the argument",
+    ),
+    "a parser for Mistral's tokenizer": (
+        failed("ValueError: The tokenizer must be an instance of MistralTokenizer.", "vllm/reasoning/mistral_reasoning_parser.py"),
+        "ParserFailed",
+        "Set --tokenizer-mode mistral",
+        "transformers of the image",
+    ),
+    "a tokenizer instead of a processor": (
+        failed(
+            "TypeError: Invalid type of HuggingFace processor. Expected type: <class 'transformers.processing_utils.ProcessorMixin'>, "
+            "but found type: <class 'transformers.tokenization_utils_tokenizers.TokenizersBackend'>",
+            "vllm/transformers_utils/processor.py",
+        ),
+        "ProcessorFailed",
+        "preprocessor_config.json",
+        "main loop",
+    ),
 }
 
 
@@ -644,3 +1026,12 @@ def test_a_request_that_is_refused_for_its_video_is_no_crash() -> None:
     refused = ENCODER.replace("(APIServer pid=1) ", "(APIServer pid=1) ERROR 11-02 10:00:00 [serving.py:300] ")
 
     assert read_pasted(READY + refused).final_state.crash is None
+
+
+def test_a_request_that_the_engine_refuses_is_no_notice() -> None:
+    error = "vllm.exceptions.VLLMValidationError: Structured output processing only supports one backend per engine."
+    log = READY + failed(error, "vllm/v1/structured_output/__init__.py", title="Unexpected error pre-processing request chatcmpl-1")
+
+    parser = read_pasted(log)
+    assert parser.final_state.crash is None
+    assert not any("grammar" in notice.cause for notice in parser.notices_beside(None))

@@ -54,9 +54,7 @@ LINE_LIMIT = 400
 EXCERPT_LIMIT = 800
 UNKNOWN = "Unknown"  # signature of a crash that matches no signature of the catalog
 _UNKNOWN_CAUSE = "The engine failed with an error that matches no known signature"
-_UNKNOWN_REMEDY = (
-    "Read the lines around this one in the log. If it is a bug in vLLM, report it at https://github.com/vllm-project/vllm/issues."
-)
+_UNKNOWN_REMEDY = "Read the lines around it in the log. If it is a bug in vLLM, report it at https://github.com/vllm-project/vllm/issues."
 _REFUSED_CAUSE = "vLLM refused its configuration"
 REFUSED = "ConfigurationRefused"  # family of an error that matches no signature
 _REFUSED_REMEDY = "Correct the flag, environment variable or model file that the message names. Nothing was loaded yet."
@@ -86,7 +84,7 @@ _ADVICE = re.compile(
     r"(?i)(?:[.;,:!?)] |^)(?:hint: |please |try to |consider |or |you (?:can|may|must|need to) )?"
     r"((?:enable|disable|set|use|using|add|pass|install|upgrade|downgrade|update|increase|decrease|reduce|lower|raise|specify|try|switch|choose"
     r"|remove|unset|avoid|provide|reinstall|rebuild|setting) (?!cases|it\b|this\b|again\b)"
-    r"(?![^\n]{0,200}(?:stack ?trace|more information|for details|\breport|debug))[^\n]{4,240})"
+    r"(?![^\n]{0,200}(?:stack ?trace|more information|for details|\breport|debug|pytest))[^\n]{4,240})"
 )
 """What the message of an error tells the user to do."""
 _QUOTED = frozenset(("problem", "reason", "reasons"))
@@ -227,7 +225,7 @@ def _to_crash(evidence: Evidence, facts: Mapping[str, str], recognizer: Recogniz
         elif options and not kind.first:
             remedy += f" To see whether an optional feature is the cause, start once without {', '.join(options)}."
     else:
-        cause, remedy, family = _UNKNOWN_CAUSE, _UNKNOWN_REMEDY, ""
+        cause, remedy, family = _UNKNOWN_CAUSE, _with_advice(_UNKNOWN_REMEDY, line), ""
     because = f" ({present(evidence.because, LINE_LIMIT // 2)})" if evidence.because else ""
     place = f"{code}{', in ' if where else ''}{where}"
     told = _without_input(line)
@@ -604,7 +602,9 @@ class CrashTracker:
                 self.stopping(number)
             # After an interrupt, the processes end too.
             self._found.keep(lambda each: not each.text.startswith("Process EngineCore"))
-        if text.startswith(("KeyboardInterrupt", *_ELSEWHERE)):
+        # A request that is refused ends no engine, unless the engine says so.
+        ended_it = self._found.failed and process.startswith("EngineCore") and text.startswith("vllm.")
+        if text.startswith(("KeyboardInterrupt", *_ELSEWHERE)) and not ended_it:
             self._found.failure_at = None
             return
         if not known and self._recognizer.look(text).is_echo:
