@@ -138,8 +138,9 @@ def _judge(engine: Engine, parts: _Parts, layout: CacheLayout | None, checked: C
     ]
     nothing = "Nothing is left for the KV cache."
     if layout is not None and checked is not None:
-        longest = checked.longest(memory, shape.max_length or max_length)
-        comfortable = checked.longest((parts.available - parts.uncounted - margin) * GIB, shape.max_length or max_length)
+        limit_of_context = max(shape.max_length or 0, max_length)
+        longest = checked.longest(memory, limit_of_context)
+        comfortable = checked.longest((parts.available - parts.uncounted - margin) * GIB, limit_of_context)
         auto = engine.options.max_length == 0
         max_length = max(min(longest, max_length), 1) if auto else max_length
         needed = checked.need(max_length) / GIB

@@ -108,8 +108,8 @@ def read_metrics(text: str) -> dict[str, Metrics]:
         labels, _, number = rest.rpartition("} ")
         rank = labels.partition('engine="')[2].partition('"')[0][:16] or "0"
         try:
-            value = float(number)
-        except ValueError:
+            value = int(float(number))
+        except (ValueError, OverflowError):
             continue
         one = found.setdefault(rank, Metrics())
         if name == SLEEP:
@@ -117,9 +117,9 @@ def read_metrics(text: str) -> dict[str, Metrics]:
             continue
         one.signs += f" {number}"
         if name == RUNNING:
-            one.running = int(value)
+            one.running = value
         elif name == WAITING:
-            one.waiting = int(value)
+            one.waiting = value
     return found
 
 
