@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.spec import PresetSpec
 
 ROOT = Path(__file__).parent.parent.parent
 ARTIFACT_HUB = "artifacthub.io/"
@@ -17,7 +18,7 @@ def load(path: str) -> Any:
     return yaml.safe_load((ROOT / path).read_text("utf-8"))
 
 
-def test_artifact_hub_is_told_each_crd_and_an_example_that_is_valid() -> None:
+def test_artifact_hub_is_told_each_crd_and_a_valid_example_of_it() -> None:
     annotations = load("charts/vllm-operator/Chart.yaml")["annotations"]
     listed = yaml.safe_load(annotations[f"{ARTIFACT_HUB}crds"])
     definitions = [yaml.safe_load(file.read_text("utf-8")) for file in (ROOT / "crds").glob("*.yaml")]
@@ -25,7 +26,10 @@ def test_artifact_hub_is_told_each_crd_and_an_example_that_is_valid() -> None:
         (crd["spec"]["names"]["kind"], crd["metadata"]["name"], crd["spec"]["versions"][-1]["name"]) for crd in definitions
     }
     examples = yaml.safe_load(annotations[f"{ARTIFACT_HUB}crdsExamples"])
-    assert [VLLMDeployment.model_validate(example).spec.model.uri for example in examples] == ["hf://Qwen/Qwen3-0.6B"]
+    assert [example["kind"] for example in examples] == [crd["kind"] for crd in listed]
+    deployment, *presets = examples
+    assert VLLMDeployment.model_validate(deployment).spec.model.uri == "hf://Qwen/Qwen3-0.6B"
+    assert [PresetSpec.model_validate(preset["spec"]).rollout is None for preset in presets] == [False, False]
 
 
 def test_the_security_files_name_pages_that_exist() -> None:
