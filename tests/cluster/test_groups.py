@@ -149,12 +149,12 @@ async def scale_while_the_operator_is_killed(served: Cluster, operator: Operator
 async def meet_an_object_of_another(served: Cluster, operator: OperatorProcess) -> None:
     """It is left alone, and the condition names it."""
     await operator.kill()
-    theirs = await served.get("LeaderWorkerSet", "llama")
+    ours = await served.get("LeaderWorkerSet", "llama")
     await served.delete("LeaderWorkerSet", "llama")
     await served.wait_until_gone("LeaderWorkerSet", "llama")
     template = {"spec": {"containers": [{"name": "theirs", "image": "example.com/theirs"}]}}
     spec = {"replicas": 0, "leaderWorkerTemplate": {"size": 2, "workerTemplate": template}}
-    await served.create({key: theirs[key] for key in ("apiVersion", "kind")} | {"metadata": {"name": "llama"}, "spec": spec})
+    await served.create({"apiVersion": ours["apiVersion"], "kind": ours["kind"], "metadata": {"name": "llama"}, "spec": spec})
     await operator.start()
     await served.wait_for("VLLMDeployment", "llama", lambda it: "was not created by the operator" in condition(it, "Ready")["message"])
     assert (await served.get("LeaderWorkerSet", "llama"))["spec"]["replicas"] == 0

@@ -226,8 +226,18 @@ def two_nodes() -> Bench:
     return Bench(real_node("h100-sxm", "one"), real_node("h100-sxm", "two"))
 
 
-async def test_a_broken_webhook_is_told_with_the_way_to_its_log(two_nodes: Bench) -> None:
-    broken = Unavailable('Internal error occurred: failed calling webhook "mleaderworkerset.kb.io": connection refused')
+def timed_out() -> Unavailable:
+    error = Unavailable("The API server did not answer in time")
+    error.__cause__ = TimeoutError()
+    return error
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [Unavailable('Internal error occurred: failed calling webhook "mleaderworkerset.kb.io": connection refused'), timed_out()],
+    ids=["the API server gives up", "the operator gives up"],
+)
+async def test_a_broken_webhook_is_told_with_the_way_to_its_log(two_nodes: Bench, broken: Unavailable) -> None:
     two_nodes.cluster.fail("apply", GROUP_SET, broken, times=99)
     two_nodes.cluster.put(llama(**GROUPS))
     await two_nodes.settle()

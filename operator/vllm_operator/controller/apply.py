@@ -351,7 +351,7 @@ def _explain_conflict(desired: Manifest, error: ClusterError) -> ClusterError:
 
 def _is_webhook_of_groups(desired: Manifest, error: ClusterError) -> bool:
     """Return whether a webhook of LeaderWorkerSet cannot be called, or does not respond before the Lease may end the operator's request."""
-    return desired["kind"] == GROUP_SET and any(text in str(error) for text in ("failed calling webhook", "did not answer in time"))
+    return desired["kind"] == GROUP_SET and ("failed calling webhook" in str(error) or isinstance(error.__cause__, TimeoutError))
 
 
 def _identity(manifest: Mapping[str, Any]) -> tuple[str, str]:
