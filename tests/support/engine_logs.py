@@ -26,6 +26,15 @@ READY = """\
 """
 
 _TIME = "11-21 09:21:01"
+ENGINE_ERROR = "(EngineCore pid=7) ERROR 11-02 10:00:30 [core.py:1231] "
+"""What begins each line of an error that the engine logs."""
+
+
+def failed(error: str, *files: str, title: str = "EngineCore failed to start.") -> str:
+    """An error that the engine logs, with a frame for each file of site-packages; `files` are a file, or file:function."""
+    places = [file.partition(":") for file in files]
+    frames = [f'  File "/usr/local/lib/python3.12/dist-packages/{file}", line 5, in {function or "call"}' for file, _, function in places]
+    return "".join(f"{ENGINE_ERROR}{line}\n" for line in (title, "Traceback (most recent call last):", *frames, *error.splitlines()))
 
 
 def engine_failure(lines: str) -> str:

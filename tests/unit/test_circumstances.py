@@ -2,23 +2,17 @@
 
 import pytest
 
+from support.engine_logs import failed
 from support.pasted import read_pasted
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.cli.diagnose import page
 
-ENGINE = "(EngineCore pid=41) "
+ENGINE = "(EngineCore pid=7) "
 ARGUMENTS = "(APIServer pid=1) INFO 11-02 14:02:19 [startup.py:96] non-default args: {'model_tag': 'org/m'%s}\n"
-FAILED = f"{ENGINE}ERROR 11-02 14:02:58 [core.py:1165] "
-FRAME = f'{FAILED}  File "/usr/local/lib/python3.12/dist-packages/%s", line 82, in run\n'
 
 
 def platform(name: str) -> str:
     return f"INFO 11-02 14:02:11 [__init__.py:216] Automatically detected platform {name}.\n"
-
-
-def failed(error: str, *files: str) -> str:
-    header = f"{FAILED}EngineCore failed to start.\n{FAILED}Traceback (most recent call last):\n"
-    return f"{header}{''.join(FRAME % file for file in files)}{FAILED}{error}\n"
 
 
 STALL = (

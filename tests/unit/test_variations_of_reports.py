@@ -2,10 +2,10 @@
 
 import pytest
 
+from support.engine_logs import ENGINE_ERROR, failed
 from support.pasted import read_pasted
 from vllm_operator.logs.state import Crash
 
-PREFIX = "(EngineCore pid=7) ERROR 11-02 10:00:30 [core.py:1231] "
 READY = "(APIServer pid=1) INFO:     Application startup complete.\n"
 ENCODER = (
     "(APIServer pid=1) ValueError: The decoder prompt contains a(n) video item with 21504 embedding tokens, which exceeds the "
@@ -13,7 +13,7 @@ ENCODER = (
     "--limit-mm-per-prompt at startup.\n"
 )
 NEO = "Abort was called at 288 line in file:\n../../neo/shared/source/os_interface/linux/drm_neo.cpp\n"
-DIED = f"{PREFIX}Worker proc VllmWorker-0 died unexpectedly, shutting down executor.\n"
+DIED = f"{ENGINE_ERROR}Worker proc VllmWorker-0 died unexpectedly, shutting down executor.\n"
 CACHED = (
     "(EngineCore pid=7) INFO 11-02 10:00:20 [backends.py:310] Directly load the compiled graph(s) for compile range (1, 8) from the cache\n"
 )
@@ -35,12 +35,6 @@ KV_MANAGER = "vllm/v1/core/single_type_kv_cache_manager.py"
 LAUNCH = "vllm/v1/engine/utils.py"
 
 
-def failed(error: str, *files: str, title: str = "EngineCore failed to start.") -> str:
-    places = [file.partition(":") for file in files]  # a file, or file:function
-    frames = [f'  File "/usr/local/lib/python3.12/dist-packages/{file}", line 5, in {function or "call"}' for file, _, function in places]
-    return "".join(f"{PREFIX}{line}\n" for line in (title, "Traceback (most recent call last):", *frames, *error.splitlines()))
-
-
 def refused(message: str) -> str:
     """What the API server logs if its configuration is invalid."""
     return (
@@ -60,7 +54,7 @@ CASES = {
     ),
     "no value": ("vllm serve: error: argument --max-model-len: expected one argument\n", "ArgumentValueInvalid", "VALUE", "switch"),
     "a video too long": (
-        f"{READY}{ENCODER}{PREFIX}EngineCore encountered a fatal error.\n",
+        f"{READY}{ENCODER}{ENGINE_ERROR}EngineCore encountered a fatal error.\n",
         "InputExceedsEncoderCache",
         "21504",
         "transformers",
