@@ -207,7 +207,7 @@ def _to_crash(evidence: Evidence, facts: Mapping[str, str], recognizer: Recogniz
         cause, remedy, family = _REFUSED_CAUSE, _with_advice(_REFUSED_REMEDY, line), REFUSED
         checked = evidence.frames[-1] if evidence.frames and evidence.frames[-1].lstrip().startswith(("assert ", "if ")) else ""
         if about := [flag for flag in _settings(checked) or _settings(_without_input(line)) if flag not in line]:
-            is_set = any(flag[0] == "V" or flag[2:].replace("-", "_") in facts.get("given", flag.replace("-", "_")) for flag in about)
+            is_set = (given := facts.get("given")) is None or any(flag[0] == "V" or flag[2:].replace("-", "_") in given for flag in about)
             remedy = f"The check is about {', '.join(about)}{'' if is_set else _DERIVED}. {remedy}"
     elif kind is not None:
         found = compiled(kind.message).search(f"{line}{code} {where}") if kind.message is not None else None
