@@ -18,9 +18,8 @@ from support.gpus import inventory_of, real_node
 from support.manifests import MAX_TEMPLATE_BYTES, TOOLS_IMAGE
 from support.plans import known
 from vllm_operator.api.plan import Plan
-from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.resource import VLLMDeployment, is_workload, template_field
 from vllm_operator.api.status import VLLMDeploymentStatus
-from vllm_operator.api.workload import is_workload, template_field
 from vllm_operator.cli.plan import merge_preset_of, result_of
 from vllm_operator.inventory.devices import read_held
 from vllm_operator.inventory.pools import Inventory

@@ -14,9 +14,8 @@ from support import observations as o
 from support.describe import describe
 from support.engine_logs import crash_of, engine_failure
 from testenv.replay import SERVING, read_recording
-from vllm_operator.api.conditions import READY, ROLLED_BACK, STALLED, WHILE_ASKED, Reason, Verdict, find_condition
+from vllm_operator.api.conditions import READY, ROLLED_BACK, STALLED, WHILE_ASKED, EventDraft, Reason, Verdict, find_condition
 from vllm_operator.api.crd import custom_resource_definition
-from vllm_operator.api.events import EventDraft
 from vllm_operator.api.labels import SERVED_ANNOTATION
 from vllm_operator.api.plan import BackendChoice, PlannedVariable, PlannedWeights
 from vllm_operator.api.status import ConditionStatus, VLLMDeploymentStatus

@@ -11,7 +11,7 @@ from support.manifests import CASES, MAX_TEMPLATE_BYTES, read_case
 from support.observations import NOW
 from vllm_operator.api.labels import USED_ANNOTATION_PREFIX
 from vllm_operator.api.operation import SecretReference, WeightsSpec
-from vllm_operator.api.workload import template_spec
+from vllm_operator.api.resource import template_spec
 from vllm_operator.caches.address import cache_address, weights_claim
 from vllm_operator.caches.artifacts import add_publisher, is_published_by_primer
 from vllm_operator.caches.cleaning import CleaningNeed, render_cleaning

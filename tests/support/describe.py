@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from vllm_operator.api.events import EventDraft
+from vllm_operator.api.conditions import EventDraft
 from vllm_operator.api.status import VLLMDeploymentStatus
 
 

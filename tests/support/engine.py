@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import engine.caches
-from vllm_operator.catalog.paths import CACHE_ROOT
+from vllm_operator.catalog.caches import CACHE_ROOT
 
 PROGRAM = Path(str(engine.caches.__file__)).parent / "__main__.py"
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_operator.api.workload import template_spec
+from vllm_operator.api.resource import template_spec
 from vllm_operator.caches.address import (
     CacheAddress,
     cache_address,
@@ -16,7 +16,7 @@ from vllm_operator.caches.address import (
     mounts_whole,
     reported_cache_claim,
 )
-from vllm_operator.catalog.paths import CACHE_ROOT
+from vllm_operator.catalog.caches import CACHE_ROOT
 
 CACHE = {"name": "cache", "persistentVolumeClaim": {"claimName": "caches"}}
 MOUNT = {"name": "cache", "mountPath": CACHE_ROOT, "subPath": "v0.20.1/a"}

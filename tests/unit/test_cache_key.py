@@ -12,7 +12,7 @@ from support.plans import deployment, made
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.spec import Distribution
 from vllm_operator.caches.key import key_with_image, with_cache_key
-from vllm_operator.catalog.paths import WEIGHTS_SUBPATH
+from vllm_operator.catalog.caches import WEIGHTS_SUBPATH
 from vllm_operator.sizing.parallelism import ParallelShape
 
 PLAN = Plan(

@@ -9,10 +9,9 @@ from support.gpus import real_node
 from support.plans import deployment, made, planned
 from vllm_operator.api.labels import REPLAN_ANNOTATION
 from vllm_operator.api.spec import Distribution
-from vllm_operator.catalog.caches import Caches
+from vllm_operator.catalog.caches import CACHE_ROOT, WEIGHTS_ROOT, Caches
 from vllm_operator.catalog.entry import parse_entry, read_data
 from vllm_operator.catalog.loader import load_catalog
-from vllm_operator.catalog.paths import CACHE_ROOT, WEIGHTS_ROOT
 from vllm_operator.rendering.container import render_container
 
 CACHES = load_catalog().caches

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from support.fake_cluster import FakeCluster
-from vllm_operator.api.events import EventDraft
+from vllm_operator.api.conditions import EventDraft
 from vllm_operator.kube.client import EVENT, Conflict, Forbidden, Unavailable
 from vllm_operator.kube.events import record_event
 

@@ -10,8 +10,7 @@ from support.operators import Bench, llama
 from support.plans import known
 from vllm_operator.api.conditions import Verdict
 from vllm_operator.api.plan import Plan
-from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.workload import template_spec
+from vllm_operator.api.resource import VLLMDeployment, template_spec
 from vllm_operator.kube.client import DEPLOYMENT, GROUP_SET, Unavailable
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.planner import plan

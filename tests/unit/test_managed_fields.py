@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vllm_operator.api.events import Change
+from vllm_operator.api.conditions import Change
 from vllm_operator.kube.managed_fields import find_additions, find_difference, find_drift, find_unkept, needs_apply, with_digest
 
 Manifest = dict[str, Any]

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from support.fleet import Fleet
 from support.operators import Bench
+from vllm_operator.api.crd import find_rules
 from vllm_operator.api.labels import is_name
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import Role, VLLMDeployment, job_prefix, labels_of
-from vllm_operator.api.rules import find_rules
 from vllm_operator.caches.artifacts import publishing_name
 from vllm_operator.caches.cleaning import cleaning_name
 from vllm_operator.caches.priming import render_primer

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from support.manifests import CASES, read_case
-from vllm_operator.api.workload import template_spec
+from vllm_operator.api.resource import template_spec
 from vllm_operator.caches.address import cache_address, weights_claim
 from vllm_operator.caches.claims import claims_of_others
 from vllm_operator.controller.observe import claims_to_read

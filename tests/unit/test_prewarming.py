@@ -8,8 +8,8 @@ import pytest
 from support.fleet import Fleet
 from support.operators import Bench
 from vllm_operator.api import labels
-from vllm_operator.catalog.paths import ARTIFACT_SECRET_ROOT
-from vllm_operator.cli import prime
+from vllm_operator.catalog.caches import ARTIFACT_SECRET_ROOT
+from vllm_operator.cli.requests import DONE_STATUS, prime
 from vllm_operator.kube.client import DEPLOYMENT, POD, VLLM_DEPLOYMENT
 
 DIGEST = f"sha256:{'1' * 64}"
@@ -260,7 +260,7 @@ async def test_before_the_first_rollout_a_primer_publishes_on_request(
     await serving(fleet)
     assert fleet.deployment("llama.primer") is None
     assert "To publish them now: `kubectl vllm prime llama -n default`" in bench.message("CachePublished")
-    assert await prime.prime(bench.cluster, "default", "llama", timeout_seconds=0) == prime.FILLED_STATUS
+    assert await prime(bench.cluster, "default", "llama", timeout_seconds=0) == DONE_STATUS
     await fleet.settle()
     primer = fleet.start("llama.primer")
     report(fleet, primer, PUBLISHED)
@@ -269,7 +269,7 @@ async def test_before_the_first_rollout_a_primer_publishes_on_request(
     fleet.gone(primer)
     await fleet.settle()
     assert fleet.deployment("llama.primer") is None
-    assert await prime.prime(bench.cluster, "default", "llama", timeout_seconds=10) == prime.FILLED_STATUS
+    assert await prime(bench.cluster, "default", "llama", timeout_seconds=10) == DONE_STATUS
     annotations = next(item for item in bench.cluster.all(VLLM_DEPLOYMENT))["metadata"]["annotations"]
     assert annotations[labels.PRIME_ANNOTATION] == fleet.key()
     assert "are filled" in capsys.readouterr().out

@@ -9,7 +9,7 @@ from support.fake_cluster import FakeCluster
 from support.fleet import Fleet
 from support.operators import Bench, llama
 from vllm_operator.api.labels import PRIME_ANNOTATION
-from vllm_operator.cli.prime import prime
+from vllm_operator.cli.requests import prime
 from vllm_operator.kube.client import VLLM_DEPLOYMENT, Kind, NotFound, Unavailable
 
 
@@ -44,7 +44,7 @@ async def test_it_gives_up_in_the_end(bench: Bench, fleet: Fleet, capsys: pytest
 async def test_it_does_not_wait_forever_for_a_plan(
     bench: Bench, timeout_seconds: float, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vllm_operator.cli.prime.PLAN_SECONDS", 0.05)
+    monkeypatch.setattr("vllm_operator.cli.requests.PLAN_SECONDS", 0.05)
     bench.cluster.put(llama())
     command = prime(bench.cluster, "default", "llama", timeout_seconds=timeout_seconds, look_seconds=0)
     assert await asyncio.wait_for(command, 10) == 1

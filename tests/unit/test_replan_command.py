@@ -10,7 +10,7 @@ from support.operators import llama
 from vllm_operator.__main__ import kubectl_plugin
 from vllm_operator.api.labels import REPLAN_ANNOTATION
 from vllm_operator.cli.inputs import InputError
-from vllm_operator.cli.replan import judge, read_selector, replan, would_differ
+from vllm_operator.cli.requests import judge, read_selector, replan, would_differ
 from vllm_operator.kube.client import VLLM_DEPLOYMENT, Unavailable
 
 TOKEN = "5"

@@ -7,8 +7,7 @@ import pytest
 
 from support import observations as o
 from support.verdicts import plan_verdict
-from vllm_operator.api.conditions import Verdict
-from vllm_operator.api.events import EventDraft
+from vllm_operator.api.conditions import EventDraft, Verdict
 from vllm_operator.api.plan import BackendChoice
 from vllm_operator.api.status import ConditionStatus, ObservedBackend
 from vllm_operator.logs.state import CacheEvidence, Progress, Stage, StartupState

@@ -14,7 +14,7 @@ from jinja2 import meta
 import vllm_operator
 from support import observations as o
 from support.crash_messages import POD, said, says_the_whole_remedy
-from vllm_operator.api.events import Change
+from vllm_operator.api.conditions import Change
 from vllm_operator.api.plan import PlannedWeights
 from vllm_operator.api.resource import Metadata
 from vllm_operator.api.status import AvoidedNode, CrashStatus, RollbackStatus

@@ -9,7 +9,7 @@ import pytest
 from support.gpus import device, inventory_of, node_pool, real_node, resource_slice
 from support.plans import deployment, known
 from vllm_operator.api.plan import Plan
-from vllm_operator.api.workload import template_spec
+from vllm_operator.api.resource import template_spec
 from vllm_operator.inventory.room import Room, find_room
 from vllm_operator.planning.planner import plan as make_plan
 from vllm_operator.rendering.manifests import render_deployment

@@ -13,8 +13,7 @@ from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.models import KnownShapes
 from vllm_operator.cli.documents import read_model_files
 from vllm_operator.cli.inputs import InputError
-from vllm_operator.sizing.resolve import SizedModel, resolve_model
-from vllm_operator.sizing.tensors import (
+from vllm_operator.sizing.formats import (
     DRAFTS,
     ENCODER,
     HEADER_LIMIT,
@@ -24,6 +23,7 @@ from vllm_operator.sizing.tensors import (
     header_length,
     read_header,
 )
+from vllm_operator.sizing.resolve import SizedModel, resolve_model
 from vllm_operator.sizing.weights import weigh
 
 FACTS, NEWEST = load_memory(), (0, 26, 0)

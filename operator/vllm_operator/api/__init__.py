@@ -1,7 +1,6 @@
 """The VLLMDeployment API. Imports nothing else of the operator.
 
-spec     spec, operation (its parts about operation), rules (CEL rules over several fields), crd (the schemas), base (of all models)
-status   status, conditions (types and reasons), events, plan
-objects  resource (the object, and the names of its children), workload (what its replicas run in), labels (names in objects), reading
-         (values of unknown shape), digests
+spec     spec, operation (its parts about operation), crd (the schemas, and rules over several fields), base (of all models)
+status   status, conditions (types and reasons, events), plan
+objects  resource (the object, its children, what its replicas run in), labels (names in objects), reading (values of unknown shape)
 """

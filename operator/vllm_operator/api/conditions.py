@@ -1,4 +1,4 @@
-"""Types and reasons of conditions, each a documented constant, and how conditions are set.
+"""Types and reasons of conditions, each a documented constant, how conditions are set, and what an event says.
 
 `Ready` is the summary: while it is not True, it has the reason of the problem and all of its message, or names the condition that says
 more. `Available` tells whether requests are served.
@@ -318,3 +318,31 @@ def sort_conditions(conditions: Iterable[Condition]) -> list[Condition]:
 def find_condition(conditions: Iterable[Condition], type: str) -> Condition | None:
     """Return the condition of a type, or None."""
     return next((condition for condition in conditions if condition.type == type), None)
+
+
+NORMAL = "Normal"
+WARNING = "Warning"
+
+
+@dataclass(frozen=True, slots=True)
+class EventDraft:
+    """An event to be recorded.
+
+    `type` is Normal or Warning. `key` identifies the occurrence: an event with the same key is not recorded again. Occurrences with the
+    same `series`, such as the crashes of one Pod with one cause, are counted in one event. Without a series, the event is separate.
+    """
+
+    type: str
+    reason: str
+    message: str
+    key: str
+    series: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of a child by somebody else: the field, the field manager and the time (RFC 3339), which are empty if they are unknown."""
+
+    field: str
+    manager: str = ""
+    time: str = ""

@@ -1,4 +1,4 @@
-"""Read values and quantities from plain dicts of unknown shape.
+"""Read values and quantities from plain dicts of unknown shape, and compute their digests.
 
 The content of objects is untrusted: any controller or user may have written it. Every function accepts any value, never raises, and limits
 the size of its result.
@@ -7,6 +7,8 @@ Quantities are amounts of memory, CPU and devices, such as 81559Mi, 250m or 1k
 (https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/).
 """
 
+import hashlib
+import json
 import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -182,3 +184,8 @@ def controller_of(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the controller of an object; empty without one."""
     owners = (mapping(owner) for owner in sequence(mapping(manifest, "metadata").get("ownerReferences")))
     return next((owner for owner in owners if owner.get("controller") is True), {})
+
+
+def digest(value: object, length: int = 64) -> str:
+    """Return the first hexadecimal digits of the SHA-256 of a value as JSON. The order of keys does not matter."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:length]

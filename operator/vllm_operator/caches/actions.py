@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm_operator.api import reading
-from vllm_operator.api.workload import is_workload, template_spec
+from vllm_operator.api.resource import is_workload, template_spec
 from vllm_operator.caches import cleaning as cleanings
 from vllm_operator.caches.activity import CacheActivity
 from vllm_operator.caches.address import claims_of

@@ -11,7 +11,7 @@ from typing import Any
 from vllm_operator.api import reading
 from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.reading import Manifest
-from vllm_operator.catalog.paths import CACHE_ROOT, WEIGHTS_ROOT
+from vllm_operator.catalog.caches import CACHE_ROOT, WEIGHTS_ROOT
 
 FETCH_CACHES_CONTAINER = "fetch-caches"
 FETCH_VARIABLE = "CACHE_ARTIFACT"

@@ -22,10 +22,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from vllm_operator.api import reading
-from vllm_operator.api.digests import digest
 from vllm_operator.api.labels import PACKER, PRIME_ANNOTATION, PUBLISHER
 from vllm_operator.api.plan import Plan, PlannedArtifact
-from vllm_operator.api.reading import controller_of
+from vllm_operator.api.reading import controller_of, digest
 from vllm_operator.api.resource import Role, VLLMDeployment, job_prefix
 from vllm_operator.api.spec import Distribution
 from vllm_operator.caches.activity import ArtifactResult, Publication
@@ -43,8 +42,7 @@ from vllm_operator.caches.jobs import (
     render_pod_spec,
     render_program,
 )
-from vllm_operator.catalog.caches import STARTUP_PLAN, Caches
-from vllm_operator.catalog.paths import ARTIFACT_SECRET_ROOT, CACHE_ROOT, PACKED_ROOT
+from vllm_operator.catalog.caches import ARTIFACT_SECRET_ROOT, CACHE_ROOT, PACKED_ROOT, STARTUP_PLAN, Caches
 from vllm_operator.pods.tools import operator_container, with_tools
 from vllm_operator.pods.view import Phase, PodView
 

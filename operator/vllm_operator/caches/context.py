@@ -10,9 +10,8 @@ from vllm_operator.api import reading
 from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.operation import ArtifactSpec
 from vllm_operator.api.plan import Plan
-from vllm_operator.api.resource import Role, VLLMDeployment
+from vllm_operator.api.resource import Role, VLLMDeployment, template_spec
 from vllm_operator.api.status import ArtifactStatus
-from vllm_operator.api.workload import template_spec
 from vllm_operator.caches.activity import HeldRollout
 from vllm_operator.caches.address import CacheAddress, cache_address, read_portability_settings
 from vllm_operator.caches.jobs import has_role

@@ -16,7 +16,7 @@ from typing import Any
 from vllm_operator.api import reading
 from vllm_operator.api.labels import CONTAINER, GATE_ANNOTATION, MEASURER, RUN_ANNOTATION
 from vllm_operator.api.operation import WorkloadSpec
-from vllm_operator.api.workload import template_spec
+from vllm_operator.api.resource import template_spec
 from vllm_operator.caches.activity import Gate
 from vllm_operator.caches.artifacts import readiness_request
 from vllm_operator.caches.context import CacheContext, is_primer

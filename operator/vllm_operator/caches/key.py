@@ -10,8 +10,8 @@ Example: `v0.20.1-sm90-h100-80gb-hbm3-tp8-1f2e3d4c`. The readable parts are foll
 import re
 from collections.abc import Iterable, Mapping
 
-from vllm_operator.api.digests import digest
 from vllm_operator.api.plan import Plan, PlannedVariable
+from vllm_operator.api.reading import digest
 from vllm_operator.api.spec import Distribution, EnvironmentVariable
 from vllm_operator.catalog.caches import Caches
 

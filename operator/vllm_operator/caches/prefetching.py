@@ -28,8 +28,7 @@ from vllm_operator.api import reading
 from vllm_operator.api.labels import CONTAINER, FETCH_WEIGHTS_CONTAINER, FETCHED_ANNOTATION_PREFIX
 from vllm_operator.api.plan import Plan, PlannedArgument, PlannedVariable
 from vllm_operator.api.reading import controller_of
-from vllm_operator.api.resource import Role, VLLMDeployment, job_prefix
-from vllm_operator.api.workload import template_spec
+from vllm_operator.api.resource import Role, VLLMDeployment, job_prefix, template_spec
 from vllm_operator.caches import jobs
 from vllm_operator.caches.activity import Fetching, FetchingState
 from vllm_operator.caches.address import is_read_only, weights_claim
@@ -38,7 +37,7 @@ from vllm_operator.caches.claims import Removal, is_terminating
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.directories import Changes
 from vllm_operator.caches.jobs import has_role, is_over, pods_with
-from vllm_operator.catalog.paths import TOKEN_ROOT, WEIGHTS_ROOT
+from vllm_operator.catalog.caches import TOKEN_ROOT, WEIGHTS_ROOT
 from vllm_operator.pods.view import PodView
 
 VARIABLE = "FETCH_WEIGHTS"

@@ -32,8 +32,7 @@ from typing import Any
 from vllm_operator.api import reading
 from vllm_operator.api.labels import COMPONENT_LABEL, INSTANCE_LABEL, PRIMED_ANNOTATION_PREFIX, PRIMING_ANNOTATION_PREFIX
 from vllm_operator.api.operation import CacheSpec
-from vllm_operator.api.resource import Role, primer_name
-from vllm_operator.api.workload import is_workload, template_spec
+from vllm_operator.api.resource import Role, is_workload, primer_name, template_spec
 from vllm_operator.caches import artifacts
 from vllm_operator.caches.activity import NO_ACTIVITY, CacheActivity, Publication
 from vllm_operator.caches.address import CacheAddress, cache_address, read_portability_settings

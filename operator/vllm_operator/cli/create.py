@@ -1,23 +1,34 @@
-"""`kubectl vllm create MODEL`: create a VLLMDeployment of a model, or print it.
+"""`kubectl vllm create MODEL` and `vllm-operator import`: write a VLLMDeployment of a model, or of another tool's deployment of vLLM.
 
-Exit status: 0, or 2 if it is invalid or exists already, or the cluster does not accept it.
+`create` creates it, or prints it. `import` prints it to standard output, and a report to standard error. Exit status: 0, or 2 if the input
+is invalid or cannot be converted, and of `create` if it exists already, or the cluster does not accept it.
 """
 
 import argparse
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import yaml
 
 from vllm_operator.api.labels import API_VERSION, GROUP, KIND
 from vllm_operator.catalog.entry import load_file
 from vllm_operator.catalog.gpus import GPUs
-from vllm_operator.cli.imports.translation import valid_name
+from vllm_operator.catalog.loader import load_catalog
+from vllm_operator.cli.documents import read_objects
+from vllm_operator.cli.imports.sources import find_engines
+from vllm_operator.cli.imports.translation import translate, valid_name
 from vllm_operator.cli.inputs import InputError, add_namespace, add_output, invalid, print_as
-from vllm_operator.cli.live import namespace_of, with_client
+from vllm_operator.cli.terminal import section
 from vllm_operator.planning.validation import violations
 from vllm_operator.sizing.resolve import find_product
 
+_LAST = ("", "Look at the plan before you apply it: vllm-operator plan -f FILE --nodes nodes.yaml", "")
+_LIVE = ("deployment/", "deploy/", "deployments/")
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
+
+def add_create_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `create`."""
     parser.add_argument("model", metavar="MODEL", help="organisation/name on the hub, or a URI (hf://, pvc://, s3://, gs:// or az://)")
     parser.add_argument("--name", metavar="NAME", help=f"name of the {KIND} (default: that of the model)")
     parser.add_argument("--replicas", type=int, metavar="N", help="number of replicas (default: 1)")
@@ -27,11 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_namespace(parser)
     parser.add_argument("--dry-run", action="store_true", help="only print it")
     add_output(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=_create)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Create or print the object, with only the fields that were given. Return the exit status."""
+def _create(arguments: argparse.Namespace) -> int:
     uri, gpus = arguments.model if "://" in arguments.model else f"hf://{arguments.model}", load_file(GPUs, "gpus.yaml")
     products = {given: find_product(given, gpus) for given in arguments.gpu}
     if unknown := next((given for given, product in products.items() if product is None), None):
@@ -44,11 +54,12 @@ def run(arguments: argparse.Namespace) -> int:
     }
     metadata = _given(name=arguments.name or valid_name(uri.rstrip("/").rpartition("/")[2]), namespace=arguments.namespace)
     manifest: dict[str, Any] = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": _given(**spec)}
-    if problems := violations(manifest):
-        raise invalid(f"the {KIND} {metadata['name']} would be", problems)
+    _check(manifest)
     if arguments.dry_run:
         print_as(manifest, arguments.output or "yaml")
         return 0
+    from vllm_operator.cli.live import namespace_of, with_client  # slow to import, and not always needed
+
     manifest["metadata"]["namespace"] = namespace_of(arguments)
     made = with_client(arguments, f"CRD of {KIND}s, or no such namespace", lambda client: client.create(manifest))
     if arguments.output:
@@ -58,5 +69,55 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _check(manifest: Mapping[str, Any]) -> None:
+    if problems := violations(manifest):
+        raise invalid(f"the {KIND} {manifest['metadata']['name']} would be", problems)
+
+
 def _given(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value not in (None, {})}
+
+
+def add_import_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `import`."""
+    parser.add_argument(
+        "source",
+        metavar="FILE|deployment/NAME",
+        help="file with a Deployment, an InferenceService or LLMInferenceService of KServe, an InferenceService and a Model of LLMKube, or "
+        "values of the production stack (- is standard input); or a Deployment of the cluster",
+    )
+    add_namespace(parser)
+    parser.add_argument(
+        "--model",
+        metavar="URI",
+        help="URI of the model (hf://, pvc://, s3://, gs:// or az://), if the manifest names none that can be used",
+    )
+    parser.set_defaults(run=_import)
+
+
+def _import(arguments: argparse.Namespace) -> int:
+    objects = _read(arguments)
+    catalog = load_catalog()
+    results = [(engine.source, *translate(engine, catalog, model=arguments.model)) for engine in find_engines(objects)]
+    manifests = [manifest for _, manifest, _ in results]
+    for manifest in manifests:
+        _check(manifest)
+    print(yaml.safe_dump_all(manifests, sort_keys=False, width=140, allow_unicode=True), end="")
+    for source, manifest, report in results:
+        lines = [line for title, sentences in report.sections() for line in section(title, sentences)]
+        print(f"{source} -> VLLMDeployment {manifest['metadata']['name']}", *lines, *_LAST, sep="\n", file=sys.stderr)
+    return 0
+
+
+def _read(arguments: argparse.Namespace) -> Sequence[Mapping[str, Any]]:
+    source = arguments.source
+    prefix = next((prefix for prefix in _LIVE if source.startswith(prefix)), None)
+    if prefix is None:
+        return read_objects(source)
+    from vllm_operator.cli.live import namespace_of, with_client  # slow to import, and not always needed
+    from vllm_operator.kube.client import DEPLOYMENT
+
+    name, namespace = source.removeprefix(prefix), namespace_of(arguments)
+    what = f"Deployment {name} in the namespace {namespace}"
+    found = with_client(arguments, what, lambda client: client.get(DEPLOYMENT, name, namespace))
+    return [{**found, "kind": DEPLOYMENT.kind}]

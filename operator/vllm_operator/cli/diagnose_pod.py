@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from vllm_operator.api.labels import CONTAINER, GROUP_INDEX_LABEL, LWS_GROUP
 from vllm_operator.api.reading import text
 from vllm_operator.cli import diagnose
-from vllm_operator.cli.diagnose_ranks import Group
+from vllm_operator.cli.diagnose import Group
 from vllm_operator.cli.inputs import SIZE_LIMIT, add_namespace, print_as
 from vllm_operator.cli.live import find_if_there, namespace_of, with_client
 from vllm_operator.controller.log_follower import LogLines, LogUnavailableError

@@ -15,8 +15,8 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.catalog.loader import Catalog, load_catalog
 from vllm_operator.catalog.user_entries import read_instance_types, with_user_rules
 from vllm_operator.cli.inputs import InputError, invalid, name_of_file, read_text
+from vllm_operator.sizing.formats import LENGTH_BYTES, TensorSizes, add_up, header_length, read_header
 from vllm_operator.sizing.model_facts import ModelFiles
-from vllm_operator.sizing.tensors import LENGTH_BYTES, TensorSizes, add_up, header_length, read_header
 
 RULES_HELP = "file with custom rules: the ConfigMap that the operator reads, or a list of rules (- is standard input)"
 DEPTH_LIMIT = 200

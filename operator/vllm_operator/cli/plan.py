@@ -16,9 +16,8 @@ from vllm_operator.api.conditions import PLAN_DRIFTED, VALID_SPEC, Reason, Verdi
 from vllm_operator.api.labels import CONTAINER, REPLAN_ANNOTATION, ROLLBACK_ANNOTATION
 from vllm_operator.api.plan import ModelFact, NodeRequirement, Plan
 from vllm_operator.api.reading import Manifest
-from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.resource import VLLMDeployment, is_workload, template_spec
 from vllm_operator.api.spec import PRESET_PLURALS
-from vllm_operator.api.workload import is_workload, template_spec
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.cli import documents
 from vllm_operator.cli.inputs import STANDARD_INPUT, InputError, add_namespace, add_output, invalid, object_name, print_as

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_operator.api import labels, reading
-from vllm_operator.api.digests import digest
-from vllm_operator.api.events import Change
-from vllm_operator.api.workload import GROUP_SET, LOG_OF_GROUPS, is_workload, template_field
+from vllm_operator.api.conditions import Change
+from vllm_operator.api.reading import digest
+from vllm_operator.api.resource import GROUP_SET, LOG_OF_GROUPS, is_workload, template_field
 from vllm_operator.controller.ownership import is_controlled_by, is_created_by_operator, is_of_earlier, may_delete
 from vllm_operator.kube import client as kube
 from vllm_operator.kube import managed_fields

@@ -12,7 +12,7 @@ from vllm_operator.api import reading
 from vllm_operator.api.conditions import Verdict
 from vllm_operator.api.labels import GATE_ANNOTATION
 from vllm_operator.api.plan import Plan
-from vllm_operator.api.workload import is_of_groups, is_workload, rolls, template_spec
+from vllm_operator.api.resource import is_of_groups, is_workload, rolls, template_spec
 from vllm_operator.caches.actions import CacheActions, plan_cache_actions
 from vllm_operator.caches.activity import NO_ACTIVITY
 from vllm_operator.caches.address import cache_address, weights_claim

@@ -20,9 +20,8 @@ from vllm_operator.api import reading
 from vllm_operator.api.conditions import VALID_SPEC, Reason, Verdict
 from vllm_operator.api.labels import RAN_ANNOTATION, SERVED_ANNOTATION
 from vllm_operator.api.plan import Plan
-from vllm_operator.api.resource import VLLMDeployment, primer_name
+from vllm_operator.api.resource import VLLMDeployment, primer_name, template_spec
 from vllm_operator.api.status import ConditionStatus
-from vllm_operator.api.workload import template_spec
 from vllm_operator.caches.address import cache_address, claims_of, weights_claim
 from vllm_operator.caches.claims import (
     ClaimUser,

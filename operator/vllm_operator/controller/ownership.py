@@ -12,8 +12,7 @@ from collections.abc import Iterable
 
 from vllm_operator.api import labels, reading
 from vllm_operator.api.reading import controller_of
-from vllm_operator.api.resource import primer_name
-from vllm_operator.api.workload import is_workload
+from vllm_operator.api.resource import is_workload, primer_name
 from vllm_operator.caches import claims
 from vllm_operator.kube.client import CLAIM, DEPLOYMENT, Kind, Manifest
 from vllm_operator.kube.managed_fields import find_applied

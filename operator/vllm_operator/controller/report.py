@@ -13,8 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from vllm_operator.api import labels, reading
-from vllm_operator.api.conditions import Reason
-from vllm_operator.api.events import EventDraft
+from vllm_operator.api.conditions import EventDraft, Reason
 from vllm_operator.api.labels import FAILED_ANNOTATION, RAN_ANNOTATION, SERVED_ANNOTATION
 from vllm_operator.api.status import CacheStatus, VLLMDeploymentStatus
 from vllm_operator.caches.claims import describe_kept_owner, describe_lender, find_other_owners, may_ask_for_deletion

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from vllm_operator.api.events import WARNING, EventDraft
+from vllm_operator.api.conditions import WARNING, EventDraft
 from vllm_operator.catalog.gpus import InstanceType
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.startup import StartupKnowledge

@@ -19,8 +19,8 @@ import aiohttp
 from vllm_operator import __version__
 from vllm_operator.api.reading import mapping
 from vllm_operator.kube.connection import check_socket
+from vllm_operator.sizing.formats import HEADER_LIMIT, LENGTH_BYTES, TensorSizes, add_up, header_length, read_header
 from vllm_operator.sizing.model_facts import ModelFiles
-from vllm_operator.sizing.tensors import HEADER_LIMIT, LENGTH_BYTES, TensorSizes, add_up, header_length, read_header
 
 SIZE_LIMIT = 2 * 1024 * 1024
 """Maximum size of a file in bytes. The largest files of well-known models, with lists of unquantized layers, have less than 1 MiB."""

@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from vllm_operator.api import labels, reading
-from vllm_operator.api.events import EventDraft
+from vllm_operator.api.conditions import EventDraft
 from vllm_operator.kube import client as kube
 from vllm_operator.kube.client import ClusterClient, ClusterError, Conflict, Forbidden, Kind, Manifest, NotFound, Unavailable
 from vllm_operator.kube.recent import Recent

@@ -17,10 +17,9 @@ from functools import lru_cache
 from typing import Any
 
 from vllm_operator.api import labels
-from vllm_operator.api.digests import digest
-from vllm_operator.api.events import Change
-from vllm_operator.api.reading import read_quantity
-from vllm_operator.api.workload import template_field
+from vllm_operator.api.conditions import Change
+from vllm_operator.api.reading import digest, read_quantity
+from vllm_operator.api.resource import template_field
 from vllm_operator.kube.client import Manifest
 
 Path = tuple[str, ...]

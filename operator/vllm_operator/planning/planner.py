@@ -15,10 +15,10 @@ from vllm_operator.api.spec import AcceleratorSpec, EngineSpec, ParallelismSpec
 from vllm_operator.caches.artifacts import plan_artifact
 from vllm_operator.caches.claims import about_unknown_size, plan_weights
 from vllm_operator.caches.key import keyed_arguments, per_pod_notes, with_cache_key
+from vllm_operator.catalog.caches import model_argument
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.models import Facts
 from vllm_operator.catalog.notes import Note, notes_of, order, say
-from vllm_operator.catalog.paths import model_argument
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.versions import parse_release
 from vllm_operator.inventory.nodes import read_instance_pools

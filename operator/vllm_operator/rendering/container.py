@@ -13,7 +13,7 @@ from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.plan import Plan, PlannedArgument, PlannedVariable
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import EngineArgument, EnvironmentVariable
-from vllm_operator.catalog.paths import HANGS_ROOT, STACKS_ROOT, TOKEN_FILE, TOKEN_ROOT
+from vllm_operator.catalog.caches import HANGS_ROOT, STACKS_ROOT, TOKEN_FILE, TOKEN_ROOT
 from vllm_operator.catalog.versions import normalize_flag
 from vllm_operator.planning.engine.overrides import passed_arguments, subject_of, subjects_of
 from vllm_operator.planning.engine.serving import API_KEY_VARIABLE, ENDPOINT_SECONDS

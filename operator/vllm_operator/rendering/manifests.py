@@ -11,9 +11,8 @@ from vllm_operator.api.labels import INSTANCE_LABEL, LWS_GROUP
 from vllm_operator.api.operation import RolloutSpec, ServiceSpec
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.reading import access_modes, is_one_node
-from vllm_operator.api.resource import VLLMDeployment, metadata_of, selector_of
+from vllm_operator.api.resource import GROUP_SET, VLLMDeployment, metadata_of, selector_of, template_spec
 from vllm_operator.api.spec import VLLMDeploymentSpec
-from vllm_operator.api.workload import GROUP_SET, template_spec
 from vllm_operator.caches.address import claims_of
 from vllm_operator.caches.priming import HOST_LABEL
 from vllm_operator.planning.engine.overrides import with_uuids

@@ -26,7 +26,7 @@ from vllm_operator.api.spec import AdapterSpec
 from vllm_operator.caches.address import FETCH_CACHES_CONTAINER, FETCH_VARIABLE, cache_address, is_read_only, volume_at
 from vllm_operator.caches.artifacts import hub_variables, portability_settings, proxies_of
 from vllm_operator.caches.prefetching import OFFLINE_VARIABLE
-from vllm_operator.catalog.paths import ADAPTER_TOKEN_ROOT, ARTIFACT_SECRET_ROOT, CACHE_ROOT, TOKEN_FILE, TOKEN_ROOT, WEIGHTS_ROOT
+from vllm_operator.catalog.caches import ADAPTER_TOKEN_ROOT, ARTIFACT_SECRET_ROOT, CACHE_ROOT, TOKEN_FILE, TOKEN_ROOT, WEIGHTS_ROOT
 from vllm_operator.planning.engine.adapters import adapter_path
 from vllm_operator.planning.engine.serving import grace_seconds
 from vllm_operator.planning.placement.targets import DEFAULT_TOLERATIONS

@@ -7,10 +7,10 @@ with a size limit. So it runs with a read-only root file system and with any use
 from collections.abc import Iterable
 from typing import Any
 
+from vllm_operator.api.crd import DEFAULT_CACHE_SIZE
 from vllm_operator.api.operation import ClaimVolume, StorageSpec
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import Role, VLLMDeployment, metadata_of
-from vllm_operator.api.rules import DEFAULT_CACHE_SIZE
 from vllm_operator.caches.claims import (
     CACHE_VOLUME,
     DEFAULT_HOST_PATH,
@@ -20,7 +20,7 @@ from vllm_operator.caches.claims import (
     weights_claim_name,
     weights_storage,
 )
-from vllm_operator.catalog.paths import ADAPTER_CLAIM_ROOT, CACHE_ROOT, MODEL_ROOT, TOKEN_FILE, TOKEN_ROOT, WEIGHTS_ROOT, WEIGHTS_SUBPATH
+from vllm_operator.catalog.caches import ADAPTER_CLAIM_ROOT, CACHE_ROOT, MODEL_ROOT, TOKEN_FILE, TOKEN_ROOT, WEIGHTS_ROOT, WEIGHTS_SUBPATH
 from vllm_operator.planning.pod_template import run_as_user
 
 MODEL_VOLUME = "model"

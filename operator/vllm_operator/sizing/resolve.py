@@ -18,11 +18,19 @@ from vllm_operator.catalog.notes import say
 from vllm_operator.catalog.versions import Release
 from vllm_operator.sizing.engine import GIB, Device, Engine, Options
 from vllm_operator.sizing.estimate import Estimate, estimate
-from vllm_operator.sizing.formats import NO_NAME, OF_CHECKPOINT, WeightFormat, find_format, measure_format, name_format, read_format
+from vllm_operator.sizing.formats import (
+    NO_NAME,
+    OF_CHECKPOINT,
+    TensorSizes,
+    WeightFormat,
+    find_format,
+    measure_format,
+    name_format,
+    read_format,
+)
 from vllm_operator.sizing.model_facts import FROM_CONFIG, FROM_TABLE
 from vllm_operator.sizing.model_shape import ModelShape, read_shape
 from vllm_operator.sizing.parallelism import ParallelShape, allowed, divides_blocks
-from vllm_operator.sizing.tensors import TensorSizes
 from vllm_operator.sizing.weights import weigh
 from vllm_operator.text.wording import listed
 

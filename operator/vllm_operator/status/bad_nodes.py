@@ -12,9 +12,8 @@ them. Therefore:
 from vllm_operator.api import reading
 from vllm_operator.api.plan import NodeRequirement, Plan
 from vllm_operator.api.reading import Manifest
-from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.resource import VLLMDeployment, rolls, template_spec
 from vllm_operator.api.status import AvoidedNode, CrashStatus
-from vllm_operator.api.workload import rolls, template_spec
 from vllm_operator.caches.priming import HOST_LABEL
 from vllm_operator.inventory.pools import Inventory
 from vllm_operator.status.crashes import Crashes, Finding, is_caused_by_node

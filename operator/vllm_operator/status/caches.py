@@ -14,14 +14,13 @@ from vllm_operator.api import reading
 from vllm_operator.api.conditions import CACHE_PUBLISHED, FALSE, TRUE, UNKNOWN, Reason, Verdict, find_condition
 from vllm_operator.api.operation import ArtifactSpec
 from vllm_operator.api.plan import Plan
-from vllm_operator.api.resource import Role
+from vllm_operator.api.resource import Role, template_spec
 from vllm_operator.api.status import ArtifactStatus, CacheStatus, StartupStatus
-from vllm_operator.api.workload import template_spec
 from vllm_operator.caches.activity import ArtifactResult
 from vllm_operator.caches.address import volume_at
 from vllm_operator.caches.artifacts import FETCHED, FINAL, MAX_REJECTED, PUBLISHED, read_fetch
 from vllm_operator.caches.claims import cache_claim_name, storage_of
-from vllm_operator.catalog.paths import CACHE_ROOT
+from vllm_operator.catalog.caches import CACHE_ROOT
 from vllm_operator.pods.owner import place_of
 from vllm_operator.pods.view import Phase
 from vllm_operator.status.cache_damage import MAX_QUARANTINED, CacheDamage, latest, next_generation

@@ -11,8 +11,21 @@ from datetime import datetime
 from typing import Any
 
 from vllm_operator.api import conditions, reading
-from vllm_operator.api.conditions import CRASHED, FALSE, HUNG, PLAN_DRIFTED, READY, REFUSALS, WHILE_ASKED, Reason, find_condition
-from vllm_operator.api.events import NORMAL, WARNING, Change, EventDraft
+from vllm_operator.api.conditions import (
+    CRASHED,
+    FALSE,
+    HUNG,
+    NORMAL,
+    PLAN_DRIFTED,
+    READY,
+    REFUSALS,
+    WARNING,
+    WHILE_ASKED,
+    Change,
+    EventDraft,
+    Reason,
+    find_condition,
+)
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.status import Condition, VLLMDeploymentStatus
 from vllm_operator.pods.view import Phase

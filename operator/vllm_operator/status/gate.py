@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from vllm_operator.api import reading
-from vllm_operator.api.conditions import FALSE, READY, TRUE, Reason, Verdict, find_condition
-from vllm_operator.api.events import NORMAL, WARNING, EventDraft
+from vllm_operator.api.conditions import FALSE, NORMAL, READY, TRUE, WARNING, EventDraft, Reason, Verdict, find_condition
 from vllm_operator.api.labels import GATE_ANNOTATION
 from vllm_operator.caches.activity import Gate
 from vllm_operator.caches.measurement import MIN_PAIRS, read_record

@@ -10,9 +10,9 @@ from typing import Any
 
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import FALSE, TRUE, Reason, Verdict
+from vllm_operator.api.resource import LOG_OF_GROUPS, is_of_groups
 from vllm_operator.api.spec import AcceleratorSpec
 from vllm_operator.api.status import ConditionStatus, RemediationStatus, StartupStatus
-from vllm_operator.api.workload import LOG_OF_GROUPS, is_of_groups
 from vllm_operator.inventory.pools import GPU_TAINT, Taint
 from vllm_operator.logs.ranks import GroupStanding
 from vllm_operator.pods.view import Phase

@@ -10,8 +10,7 @@ from datetime import datetime, timedelta
 from pydantic import ValidationError
 
 from vllm_operator.api import conditions, reading
-from vllm_operator.api.conditions import FALSE, READY, TRUE, UNKNOWN, Reason, Verdict
-from vllm_operator.api.events import EventDraft
+from vllm_operator.api.conditions import FALSE, READY, TRUE, UNKNOWN, EventDraft, Reason, Verdict
 from vllm_operator.api.status import StartupStatus, VLLMDeploymentStatus
 from vllm_operator.status import bad_nodes, caches, claims, optional_objects, planned, progressing, ready, startup
 from vllm_operator.status.crashes import Crashes, counts_as_crash_at, find_crashes, shorten

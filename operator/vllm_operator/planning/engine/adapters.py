@@ -15,8 +15,8 @@ from typing import Any
 from vllm_operator.api.plan import Plan, PlannedArgument
 from vllm_operator.api.reading import mapping, read_integer
 from vllm_operator.api.spec import AdapterSpec, VLLMDeploymentSpec
+from vllm_operator.catalog.caches import ADAPTER_CLAIM_ROOT, WEIGHTS_ROOT
 from vllm_operator.catalog.notes import Note, note
-from vllm_operator.catalog.paths import ADAPTER_CLAIM_ROOT, WEIGHTS_ROOT
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.versions import VersionTable
 from vllm_operator.planning.engine.serving import served_name

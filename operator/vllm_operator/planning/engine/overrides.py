@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from vllm_operator.api.conditions import Verdict
+from vllm_operator.api.crd import owned_flags
 from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.plan import PlannedArgument, PlannedVariable
 from vllm_operator.api.reading import mapping, named, read_text, sequence
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.rules import owned_flags
 from vllm_operator.api.spec import Distribution, EngineArgument, EngineSpec, VLLMDeploymentSpec
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.notes import Note, note, say

@@ -25,8 +25,8 @@ from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.plan import Plan, PlannedArgument, PlannedRequests, PlannedVariable
 from vllm_operator.api.reading import MEBIBYTE, mapping, named
 from vllm_operator.api.spec import ModelSpec, VLLMDeploymentSpec
+from vllm_operator.catalog.caches import STACKS_ROOT
 from vllm_operator.catalog.notes import Note, note
-from vllm_operator.catalog.paths import STACKS_ROOT
 from vllm_operator.catalog.versions import VersionTable, load_engine_facts
 from vllm_operator.planning.engine.image import ResolvedVersion
 from vllm_operator.planning.engine.overrides import Overrides

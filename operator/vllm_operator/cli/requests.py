@@ -1,28 +1,108 @@
-"""`kubectl vllm replan`: request new plans for VLLMDeployments, all at once or in waves.
+"""`kubectl vllm prime` and `replan`: request something of the operator with an annotation, and wait until it is done.
 
-Exit status: 0 requested, and with `--wave` all serve; 1 one does not serve, so the rest was not requested; 2 invalid input.
+`prime` fills the caches of a VLLMDeployment before it serves. Its annotation has the current cache key, which is without effect for another
+key. Exit status: 0 filled, 1 not filled in time or no shared caches, 2 the cluster or the object cannot be read.
+
+`replan` requests new plans for VLLMDeployments, all at once or in waves. Exit status: 0 requested, and with `--wave` all serve; 1 one does
+not serve, so the rest was not requested; 2 invalid input.
 """
 
 import argparse
 import asyncio
+import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 
-from vllm_operator.api.conditions import CRASHED, PLAN_DRIFTED, READY, REFUSALS, STALLED, Reason
-from vllm_operator.api.labels import KIND, REPLAN_ANNOTATION
+from vllm_operator.api.conditions import CACHE_PUBLISHED, CRASHED, PLAN_DRIFTED, READY, REFUSALS, STALLED, Reason
+from vllm_operator.api.labels import KIND, PRIME_ANNOTATION, REPLAN_ANNOTATION
 from vllm_operator.api.reading import Manifest, mapping, named, text
-from vllm_operator.cli.inputs import InputError, add_namespace, object_name
-from vllm_operator.cli.live import annotate, scope_of, with_client
+from vllm_operator.api.status import FILLED
+from vllm_operator.caches.address import reported_cache_claim
+from vllm_operator.cli.inputs import InputError, add_name, add_namespace, object_name
+from vllm_operator.cli.live import annotate, described, namespace_of, scope_of, with_client
 from vllm_operator.cli.terminal import wrap
 from vllm_operator.kube.client import VLLM_DEPLOYMENT, ClusterClient, Unavailable
 from vllm_operator.text.wording import count
 
+DONE_STATUS, NOT_DONE_STATUS = 0, 1
 LOOK_SECONDS = 2.0
-DOES_NOT_SERVE_STATUS = 1
+PLAN_SECONDS = 30.0
+"""Maximum time to wait for a plan if `prime` does not wait for the caches."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
+def add_prime_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `prime`."""
+    add_name(parser)
+    parser.add_argument(
+        "--timeout",
+        type=int,
+        default=3600,
+        metavar="SECONDS",
+        help="maximum time to wait (default: 3600). 0 requests priming and does not wait",
+    )
+    parser.set_defaults(run=_run_prime)
+
+
+def _run_prime(arguments: argparse.Namespace) -> int:
+    wait = partial(prime, namespace=namespace_of(arguments), name=arguments.name, timeout_seconds=arguments.timeout)
+    try:
+        return with_client(arguments, described(arguments), wait)
+    except KeyboardInterrupt:
+        print("Stopped waiting. The operator continues to fill the caches.", file=sys.stderr)
+        return NOT_DONE_STATUS
+
+
+async def prime(client: ClusterClient, namespace: str, name: str, *, timeout_seconds: float, look_seconds: float = LOOK_SECONDS) -> int:
+    """Request priming and print its progress until the caches are filled. After the first read, an outage only delays it."""
+    printed = requested = ""
+    until = time.monotonic() + (timeout_seconds or PLAN_SECONDS)
+    while True:
+        try:
+            resource = await client.get(VLLM_DEPLOYMENT, name, namespace)
+            key, state, message = _state(resource)
+            published = named(resource, CACHE_PUBLISHED, "status", "conditions")
+            can_publish = published and published.get("reason") != Reason.NOT_PUBLISHABLE
+            if key and not reported_cache_claim(resource) and not can_publish:
+                print(f"{name} has no PersistentVolumeClaim for caches that its Pods share, so they cannot be filled in advance. {message}")
+                return NOT_DONE_STATUS
+            if key and requested != key:
+                if text(resource, "metadata", "annotations", PRIME_ANNOTATION) != key:
+                    await annotate(client, resource, PRIME_ANNOTATION, key)
+                requested = key
+        except Unavailable as error:
+            if not printed:
+                raise
+            state, message = "", f"The API server is not available: {error}"
+        if message != printed:
+            print(message, flush=True)
+            printed = message
+        if state in FILLED:
+            print(f"The caches of {name} are filled (cache key {key}).")
+            return DONE_STATUS
+        if requested and timeout_seconds == 0:
+            return DONE_STATUS
+        if time.monotonic() >= until:
+            if requested:
+                print(f"The caches of {name} were not filled within {timeout_seconds:g} s. The operator continues to fill them.")
+            else:
+                print(f"{name} has no plan yet, so compiling was not requested. For the reason, see its condition Ready.")
+            return NOT_DONE_STATUS
+        await asyncio.sleep(look_seconds)
+
+
+def _state(resource: Manifest) -> tuple[str, str, str]:
+    """Return key and state of the caches, and what is said about them. Without a shared PVC, caches are warm when they are published."""
+    key, state = (text(resource, "status", "cache", field) for field in ("key", "state"))
+    published = named(resource, CACHE_PUBLISHED, "status", "conditions")
+    if key and not reported_cache_claim(resource) and published.get("status") == "True":
+        state = "Warm"
+    ready = text(named(resource, READY, "status", "conditions"), "message")
+    return key, state, text(resource, "status", "cache", "message") or ready or "Waiting for the operator."
+
+
+def add_replan_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `replan`."""
     names = "names of VLLMDeployments. Without names, all whose plan would differ today"
     parser.add_argument("names", nargs="*", metavar="NAME", type=object_name, help=names)
     parser.add_argument("-l", "--selector", metavar="KEY=VALUE,...", default="", help="without names: only those with these labels")
@@ -30,11 +110,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wave", type=int, metavar="N", help="request N at a time, and wait until they serve; stop if one does not")
     parser.add_argument("--timeout", type=int, default=3600, metavar="SECONDS", help="maximum time of a wave (default: 3600)")
     parser.add_argument("--dry-run", action="store_true", help="only list them, with what would differ")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=_run_replan)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """List the objects or request their plans. Return the exit status."""
+def _run_replan(arguments: argparse.Namespace) -> int:
     if (arguments.names and (arguments.selector or arguments.all_namespaces)) or arguments.wave == 0:
         raise InputError("give names, or choose with -l and -A; a wave has at least one")
     labels, namespace = read_selector(arguments.selector), scope_of(arguments)
@@ -94,7 +173,7 @@ async def replan(
                 print("\n".join(wrap(f"{_name(before)} does not serve with the new plan: {message}", "")))
                 left, (namespace, name) = len(found) - start - len(part), _name(before).split("/")
                 print(f"Stopped; {left} more are as they were. To go back: kubectl vllm rollback {name} -n {namespace}")
-                return DOES_NOT_SERVE_STATUS
+                return NOT_DONE_STATUS
             print(f"{_name(before)}: serves", flush=True)
     return 0
 
