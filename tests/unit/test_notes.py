@@ -11,8 +11,8 @@ import vllm_operator
 from support.gpus import real_node
 from support.plans import deployment, made, planned
 from vllm_operator.catalog.entry import read_data
-from vllm_operator.catalog.notes import Note, order
-from vllm_operator.catalog.rules import Rule, Severity
+from vllm_operator.catalog.notes import Note, Severity, order
+from vllm_operator.catalog.rules import Rule
 from vllm_operator.planning.pinning import digest_of
 
 PACKAGE = Path(vllm_operator.__file__).parent

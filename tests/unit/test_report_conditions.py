@@ -21,7 +21,7 @@ from vllm_operator.api.conditions import (
     find_condition,
 )
 from vllm_operator.api.status import ConditionStatus
-from vllm_operator.caches.activity import CacheActivity
+from vllm_operator.caches.context import CacheActivity
 from vllm_operator.logs.state import CacheEvidence, Progress, Stage, StartupState
 from vllm_operator.planning.outcome import FreeGPUs, Outcome
 from vllm_operator.status.observation import Exposure, ObjectProblem

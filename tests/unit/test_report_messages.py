@@ -18,7 +18,7 @@ from vllm_operator.api.conditions import Change
 from vllm_operator.api.plan import PlannedWeights
 from vllm_operator.api.resource import Metadata
 from vllm_operator.api.status import AvoidedNode, CrashStatus, RollbackStatus
-from vllm_operator.caches.activity import HeldRollout
+from vllm_operator.caches.context import HeldRollout
 from vllm_operator.catalog.entry import read_data
 from vllm_operator.inventory.pools import Taint
 from vllm_operator.logs.ranks import GroupDiagnosis, GroupStanding

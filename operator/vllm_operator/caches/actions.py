@@ -7,12 +7,11 @@ from typing import Any
 from vllm_operator.api import reading
 from vllm_operator.api.resource import is_workload, template_spec
 from vllm_operator.caches import cleaning as cleanings
-from vllm_operator.caches.activity import CacheActivity
 from vllm_operator.caches.address import claims_of
 from vllm_operator.caches.artifacts import plan_publication
 from vllm_operator.caches.claims import fit_claims, is_short_of_space, unowned_claims
 from vllm_operator.caches.cleaning import CleaningNeed
-from vllm_operator.caches.context import CacheContext
+from vllm_operator.caches.context import CacheActivity, CacheContext
 from vllm_operator.caches.directories import Changes, digest_of_moved_tag, image_record, quarantine_record, usage_record, writable
 from vllm_operator.caches.gate import plan_gate, render_run
 from vllm_operator.caches.prefetching import JOB_RECHECK_SECONDS, NO_FETCHING, FetchingPlan, fetched_commit, plan_fetching

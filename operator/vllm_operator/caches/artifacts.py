@@ -27,10 +27,9 @@ from vllm_operator.api.plan import Plan, PlannedArtifact
 from vllm_operator.api.reading import controller_of, digest
 from vllm_operator.api.resource import Role, VLLMDeployment, job_prefix
 from vllm_operator.api.spec import Distribution
-from vllm_operator.caches.activity import ArtifactResult, Publication
 from vllm_operator.caches.address import FETCH_CACHES_CONTAINER, CacheAddress, read_portability_settings
 from vllm_operator.caches.claims import is_terminating
-from vllm_operator.caches.context import CacheContext
+from vllm_operator.caches.context import ArtifactResult, CacheContext, Publication
 from vllm_operator.caches.directories import is_primed, is_quarantined
 from vllm_operator.caches.jobs import (
     MAX_TEXT,
@@ -226,7 +225,6 @@ def plan_publication(context: CacheContext, caches: Caches) -> tuple[Publication
 
 
 def _earlier(context: CacheContext, occasion: str) -> Publication | None:
-    """Return the attempt in the status; None if there is none, or if another attempt is due."""
     known = context.known_artifact
     if known is None or known.publication != occasion:
         return None

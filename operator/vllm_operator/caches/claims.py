@@ -45,6 +45,7 @@ from vllm_operator.caches.address import claims_of
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.directories import read_annotations
 from vllm_operator.caches.jobs import has_role, is_over
+from vllm_operator.catalog.notes import Note, note, say
 from vllm_operator.pods.owner import instance_of
 
 CACHE_VOLUME = "cache"
@@ -119,15 +120,12 @@ def plan_weights(resource: VLLMDeployment, weight_bytes: int | None) -> PlannedW
     return planned.model_copy(update={"volume_size": desired.volume.size or _size(weight_bytes)})
 
 
-def about_unknown_size(resource: VLLMDeployment, planned: PlannedWeights, weight_bytes: int | None) -> list[str]:
+def about_unknown_size(resource: VLLMDeployment, planned: PlannedWeights, weight_bytes: int | None) -> list[Note]:
     """Return a note if the size of the PVC of the weights is a guess."""
     given = resource.spec.weights.volume if resource.spec.weights else None
     if planned.volume_size is None or weight_bytes is not None or (given is not None and given.size):
         return []
-    return [
-        f"The size of the weights is unknown, so the operator requests {planned.volume_size} for their PVC. "
-        "Set spec.model.facts.weightSize, or spec.weights.volume.size."
-    ]
+    return [note("claims.unknown-size", size=planned.volume_size)]
 
 
 def _are_beside_caches(resource: VLLMDeployment) -> bool:
@@ -191,7 +189,8 @@ def fit_claims(manifests: Sequence[dict[str, Any]], context: CacheContext) -> tu
         metadata, name = manifest["metadata"], manifest["metadata"]["name"]
         if manifest["kind"] == _CLAIM and "ownerReferences" in metadata and (users := context.claim_users.get(name)):
             manifest = {**manifest, "metadata": {field: value for field, value in metadata.items() if field != "ownerReferences"}}
-            notes.append(describe_users(name, users))
+            uses = f"VLLMDeployment {users[0]} uses" if len(users) == 1 else f"VLLMDeployments {', '.join(users)} use"
+            notes.append(say("claims.used-by-others", uses=uses, name=name))
         if manifest["kind"] == _CLAIM and (live := context.claims.get(name)) is not None:
             resource = context.resource
             given = resource.spec.weights if name == weights_claim_name(resource) else resource.spec.cache
@@ -215,10 +214,7 @@ def _fit(desired: Mapping[str, Any], live: Mapping[str, Any], *, is_asked: bool)
     if difference < 0 or (difference and not bound):
         spec["resources"] = {"requests": {"storage": is_size}}
     if changed:
-        return spec, (
-            f"Kubernetes cannot change the {' and '.join(changed.values())} of PersistentVolumeClaim {name}, so it stays as it is. To "
-            f"replace it, set spec.replicas to 0 and delete the PVC, which deletes its data."
-        )
+        return spec, say("claims.fixed", what=" and ".join(changed.values()), name=name)
     if difference < 0:
         return spec, None if not is_asked else f"PersistentVolumeClaim {name} has {is_size} and cannot shrink. It keeps its size."
     if difference and not bound:
@@ -331,30 +327,14 @@ def may_ask_for_deletion(resource: Mapping[str, Any], claim: str) -> bool:
     return asked == "Delete" if asked else bool(reading.mapping(resource, "spec", "presetRef"))
 
 
-def describe_users(claim: str, users: tuple[str, ...]) -> str:
-    """Return a note that a PVC is not deleted with the VLLMDeployment that created it."""
-    names = f"VLLMDeployment {users[0]} uses" if len(users) == 1 else f"VLLMDeployments {', '.join(users)} use"
-    return (
-        f"{names} PersistentVolumeClaim {claim} as well. While this is so, it is not deleted with this object, and onDelete: Delete "
-        f"has no effect."
-    )
-
-
 def describe_lender(claim: str, lender: str) -> str:
     """Return a note that the PVC of another VLLMDeployment is not deleted with that VLLMDeployment."""
-    return (
-        f"PersistentVolumeClaim {claim} belongs to VLLMDeployment {lender}. While this object uses it, it is not deleted with {lender}, "
-        f"and onDelete: Delete has no effect there."
-    )
+    return say("claims.lent", name=claim, lender=lender)
 
 
 def describe_kept_owner(claim: str, namespace: str, lender: str = "this object") -> str:
     """Return a note that a PVC that several VLLMDeployments use is deleted with the VLLMDeployment that created it."""
-    command = f"""kubectl patch pvc {claim} -n {namespace} --type json -p '[{{"op": "remove", "path": "/metadata/ownerReferences"}}]'"""
-    return (
-        f"Several VLLMDeployments use PersistentVolumeClaim {claim}, but it is deleted with {lender}: the operator may not remove its "
-        f"owner, because the API server demands the permission to delete it. Remove the owner yourself: {command}"
-    )
+    return say("claims.kept-owner", name=claim, namespace=namespace, lender=lender)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,13 @@ from typing import Any
 from vllm_operator.api import labels, reading
 from vllm_operator.api.reading import format_bytes, read_bytes
 from vllm_operator.api.resource import Role, job_prefix
-from vllm_operator.caches.activity import Cleaning, CleaningState
 from vllm_operator.caches.address import folders_of, mounts_whole
 from vllm_operator.caches.claims import is_terminating
-from vllm_operator.caches.context import CacheContext
+from vllm_operator.caches.context import CacheContext, Cleaning, CleaningState
 from vllm_operator.caches.directories import Changes, read_annotations, recorded_keys
 from vllm_operator.caches.jobs import is_over, pods_with, read_report, render_job, render_pod_spec, render_program
 from vllm_operator.catalog.caches import WEIGHTS_SUBPATH
+from vllm_operator.catalog.notes import say
 from vllm_operator.pods.owner import instance_of
 from vllm_operator.pods.view import Phase
 from vllm_operator.text import wording
@@ -168,8 +168,6 @@ def cleaning_record(context: CacheContext) -> Changes:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """When the Pod of a Job finished, and the report of the program; each None without one."""
-
     finished_at: datetime | None
     result: Mapping[str, Any] | None
 
@@ -284,8 +282,16 @@ def describe_failures(context: CacheContext) -> str | None:
     others = f" and {wording.count(len(failed) - 1, 'other')}" if len(failed) > 1 else ""
     why = attempts.why or "the Job has reported nothing"
     then = "The operator does not try again." if attempts.next is None else f"The next attempt is after {wording.clock(attempts.next)}."
-    return (
-        f"The quarantined directory {key}{others} on PersistentVolumeClaim {claim} could not be deleted in attempt {attempts.number} of "
-        f"{MAX_ATTEMPTS}: {wording.sentence(why)} {then} Remove the cause, or delete the directory yourself, and run: kubectl annotate pvc "
-        f"{claim} -n {namespace} {labels.DELETION_ANNOTATION_PREFIX}{key}-"
+    number, mark = attempts.number, labels.DELETION_ANNOTATION_PREFIX + key
+    return say(
+        "claims.not-deleted",
+        key=key,
+        others=others,
+        claim=claim,
+        number=number,
+        most=MAX_ATTEMPTS,
+        why=wording.sentence(why),
+        then=then,
+        namespace=namespace,
+        mark=mark,
     )

@@ -17,9 +17,8 @@ from vllm_operator.api import reading
 from vllm_operator.api.labels import CONTAINER, GATE_ANNOTATION, MEASURER, RUN_ANNOTATION
 from vllm_operator.api.operation import WorkloadSpec
 from vllm_operator.api.resource import template_spec
-from vllm_operator.caches.activity import Gate
 from vllm_operator.caches.artifacts import readiness_request
-from vllm_operator.caches.context import CacheContext, is_primer
+from vllm_operator.caches.context import CacheContext, Gate, is_primer
 from vllm_operator.caches.jobs import read_report
 from vllm_operator.caches.measurement import GateRecord, Measurement, read_measurement, read_record
 from vllm_operator.caches.priming import find_obstacle, render_primer

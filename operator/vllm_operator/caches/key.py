@@ -14,6 +14,7 @@ from vllm_operator.api.plan import Plan, PlannedVariable
 from vllm_operator.api.reading import digest
 from vllm_operator.api.spec import Distribution, EnvironmentVariable
 from vllm_operator.catalog.caches import Caches
+from vllm_operator.catalog.notes import Note, note
 
 MAX_KEY_LENGTH = 63
 """Maximum length of a label value and of the name part of an annotation. Keys are used as both."""
@@ -60,16 +61,10 @@ def keyed_arguments(arguments: Mapping[str, str | None], caches: Caches) -> str 
     return text if len(text) <= _MAX_VALUE_LENGTH else digest([[flag, value or ""] for flag, value in flags], _DIGEST_LENGTH)
 
 
-def per_pod_notes(env: Iterable[EnvironmentVariable], caches: Caches, version: str | None) -> tuple[str, ...]:
+def per_pod_notes(env: Iterable[EnvironmentVariable], caches: Caches, version: str | None) -> list[Note]:
     """Return a note for each of the user's variables that makes every start cold because its value differs between Pods."""
-    return tuple(
-        f"{variable.name} has a different value in each Pod (fieldRef) and is part of vLLM's cache keys, so no Pod finds the compiled "
-        f"files of another. Pass it as a flag if there is one, or set it in the command of the Pod."
-        for variable in env
-        if variable.name.startswith("VLLM_")
-        and not caches.per_pod_values.allows(variable.name, version)
-        and "fieldRef" in (variable.value_from or {})
-    )
+    of_pod = (each.name for each in env if each.name.startswith("VLLM_") and "fieldRef" in (each.value_from or {}))
+    return [note("cache-key.per-pod", name=name) for name in of_pod if not caches.per_pod_values.allows(name, version)]
 
 
 def key_with_image(plan: Plan, image: str) -> str:

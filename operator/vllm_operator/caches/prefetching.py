@@ -30,11 +30,10 @@ from vllm_operator.api.plan import Plan, PlannedArgument, PlannedVariable
 from vllm_operator.api.reading import controller_of
 from vllm_operator.api.resource import Role, VLLMDeployment, job_prefix, template_spec
 from vllm_operator.caches import jobs
-from vllm_operator.caches.activity import Fetching, FetchingState
 from vllm_operator.caches.address import is_read_only, weights_claim
 from vllm_operator.caches.artifacts import hub_variables, proxies_of
 from vllm_operator.caches.claims import Removal, is_terminating
-from vllm_operator.caches.context import CacheContext
+from vllm_operator.caches.context import CacheContext, Fetching, FetchingState
 from vllm_operator.caches.directories import Changes
 from vllm_operator.caches.jobs import has_role, is_over, pods_with
 from vllm_operator.catalog.caches import TOKEN_ROOT, WEIGHTS_ROOT

@@ -34,11 +34,10 @@ from vllm_operator.api.labels import COMPONENT_LABEL, INSTANCE_LABEL, PRIMED_ANN
 from vllm_operator.api.operation import CacheSpec
 from vllm_operator.api.resource import Role, is_workload, primer_name, template_spec
 from vllm_operator.caches import artifacts
-from vllm_operator.caches.activity import NO_ACTIVITY, CacheActivity, Publication
 from vllm_operator.caches.address import CacheAddress, cache_address, read_portability_settings
 from vllm_operator.caches.artifacts import is_asked, is_published_by_primer, read_fetch
 from vllm_operator.caches.claims import is_terminating
-from vllm_operator.caches.context import CacheContext
+from vllm_operator.caches.context import NO_ACTIVITY, CacheActivity, CacheContext, Publication
 from vllm_operator.caches.directories import Changes, PrimingLease, is_primed, is_quarantined, read_lease
 from vllm_operator.caches.rollout import MAX_RESTARTS, find_misplacement
 from vllm_operator.catalog.caches import Caches, PrimingRule
@@ -273,7 +272,6 @@ def _changes_tag(context: CacheContext) -> bool:
 
 
 def _failure(context: CacheContext, publication: Publication) -> str | None:
-    """Return why the primer could not publish the caches; None if it has published them or is still trying."""
     if publication.state != "Done":
         return None
     known = context.known_artifact

@@ -8,9 +8,8 @@ that only one node can mount, because the old and the new Pods use it at the sam
 from vllm_operator.api import reading
 from vllm_operator.api.operation import RolloutSpec
 from vllm_operator.api.resource import rolls, surge
-from vllm_operator.caches.activity import HeldRollout
 from vllm_operator.caches.address import claims_of
-from vllm_operator.caches.context import CacheContext
+from vllm_operator.caches.context import CacheContext, HeldRollout
 from vllm_operator.inventory.devices import has_ended, requested_devices
 from vllm_operator.pods.view import Phase
 

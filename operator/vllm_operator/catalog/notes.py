@@ -2,11 +2,24 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
 from typing import Any
 
 from vllm_operator.catalog.entry import Entry, load_file
-from vllm_operator.catalog.rules import Severity
+
+
+class Severity(StrEnum):
+    """Severity of a note in a plan, the most severe first."""
+
+    FAILURE = "Failure"
+    """The start is expected to fail."""
+    RISK = "Risk"
+    """The start may fail, or the engine may be slow or wrong."""
+    NO_EFFECT = "NoEffect"
+    """A setting of the user has no effect."""
+    INFO = "Info"
+    """What the operator assumed, or what a setting of the user changes."""
 
 
 class NoteTexts(Entry):
@@ -36,11 +49,6 @@ def note(name: str, /, **values: Any) -> Note:
 def say(name: str, /, **values: Any) -> str:
     """Return the text of this name in `notes.yaml`."""
     return _texts().texts[name].format_map(values)
-
-
-def notes_of(severity: Severity, texts: Iterable[str]) -> list[Note]:
-    """Return notes of one severity."""
-    return [Note(severity, text) for text in texts]
 
 
 def order(notes: Iterable[Note]) -> list[str]:

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, model_va
 
 from vllm_operator.catalog.backends import Invocation, Kernel, Kernels, Selectors, load_selectors
 from vllm_operator.catalog.entry import Entry, EntryError, list_data, load_file, matching
+from vllm_operator.catalog.notes import Severity
 from vllm_operator.catalog.rule_matching import SETTINGS_LIMIT, Component, Condition
 from vllm_operator.catalog.versions import Release
 
@@ -27,19 +28,6 @@ class RuleKind(StrEnum):
     QUIRK = "quirk"
     CHOICE = "choice"
     ENGINE = "engine"
-
-
-class Severity(StrEnum):
-    """Severity of a note in a plan, the most severe first."""
-
-    FAILURE = "Failure"
-    """The start is expected to fail."""
-    RISK = "Risk"
-    """The start may fail, or the engine may be slow or wrong."""
-    NO_EFFECT = "NoEffect"
-    """A setting of the user has no effect."""
-    INFO = "Info"
-    """What the operator assumed, or what a setting of the user changes."""
 
 
 def _read_setting(value: Any) -> Any:

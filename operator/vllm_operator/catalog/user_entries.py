@@ -187,7 +187,6 @@ def with_user_rules(catalog: Catalog, texts: Mapping[str, str]) -> tuple[Catalog
 
 
 def _check_known(names: Collection[str], tables: Iterable[VersionTable], advice: str) -> None:
-    """Check that these versions have these flags and variables of vLLM. Raises EntryError."""
     for table in tables:
         unknown = [name for name in names if name.startswith("--") and not table.knows_flag(name)]
         unknown += [name for name in names if name.startswith("VLLM_") and not table.knows_variable(name)]

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, StrictBool
 
 from vllm_operator.api.operation import ScalingMetric
 from vllm_operator.catalog.entry import Entry, list_data, load_file
+from vllm_operator.catalog.notes import say
 
 Release = tuple[int, int, int]
 
@@ -146,15 +147,13 @@ class Versions:
             (known for known in reversed(self.tables) if known.release < release or (known.release == release and not before)), None
         )
         if table is None:
-            note = f"vLLM {version} is older than {self.tables[0].version}, the oldest version in the catalog. The operator chooses no "
-            note += "backends and makes only settings that are safe in every version."
+            note = say("version.oldest", version=version, oldest=self.tables[0].version)
         elif table.release == release and build is None:
             return Resolution(table)
         elif build is not None:
             note = f"vLLM {version} is not in the catalog. The operator treats it like {table.version}."
         elif table is self.newest:
-            note = f"vLLM {version} is newer than {table.version}, the newest version in the catalog. "
-            note += f"The operator treats it like {table.version}."
+            note = say("version.newer", version=version, newest=table.version)
         else:
             note = f"vLLM {version} is not in the catalog. The operator treats it like {table.version}, the next lower version."
         return Resolution(table, note)

@@ -260,7 +260,6 @@ def _cells(row: _Row, wanted: float) -> tuple[str, ...]:
 
 
 def _count(parallel: ParallelShape) -> str:
-    """Return the number of GPUs, with that of nodes if there are several."""
     return f"{parallel.pipeline} nodes x {parallel.tensor}" if parallel.pipeline > 1 else str(parallel.tensor)
 
 

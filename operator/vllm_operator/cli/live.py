@@ -129,7 +129,6 @@ async def screens(
 
 
 async def _presets(client: KubeClient, resource: dict[str, Any]) -> Objects:
-    """Return the presets of the kind that a VLLMDeployment names; empty if it names none, or without the CRD."""
     reference = mapping(resource, "spec", "presetRef")
     if not reference:
         return []

@@ -122,7 +122,6 @@ def _unquoted(line: str) -> str:
 
 
 def _margin_of(filled: list[str]) -> str:
-    """Return the prefix of every line that is not part of the log; empty if there is none."""
     if len(filled) < 3 or _MARGIN.fullmatch(filled[0][0]) is None:
         return ""
     found = _MARGIN.match(posixpath.commonprefix(filled))

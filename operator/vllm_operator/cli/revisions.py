@@ -80,7 +80,6 @@ def history(resource: VLLMDeployment, revisions: Sequence[Manifest], now: dateti
 
 
 def _measured(revision: Manifest) -> str:
-    """Say what was measured before the rollout of a revision; empty if nothing was."""
     record = read_record(text(revision, "metadata", "annotations", GATE_ANNOTATION))
     if record is None or not record.is_over:
         return ""

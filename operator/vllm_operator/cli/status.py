@@ -344,7 +344,6 @@ def stage_bar(startup: Manifest, now: datetime) -> list[Span]:
 
 
 def _seconds_left(startup: Manifest, now: datetime) -> int | None:
-    """Return the estimated seconds left in the stage at `now`; None if unknown or exceeded."""
     estimated, written = integer(startup, "etaSeconds"), moment(startup, "updateTime")
     left = 0.0 if estimated is None or written is None else estimated - (now - written).total_seconds()
     return round(left) if left > 0 else None
@@ -436,7 +435,6 @@ async def _with_claims(client: ClusterClient, namespace: str | None) -> tuple[Se
 
 
 def _orphan_row(claim: Manifest, now: datetime) -> dict[str, str]:
-    """Return the row of a volume without a VLLMDeployment, in the order of the columns."""
     namespace, name = _name(claim)
     return {
         "namespace": namespace,

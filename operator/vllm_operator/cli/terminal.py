@@ -146,7 +146,6 @@ async def show_each(screens: AsyncGenerator[list[Line]]) -> None:
 
 
 def _console() -> "Console | None":
-    """Return the console of a terminal; None if standard output is no terminal, or if rich is not installed."""
     if not sys.stdout.isatty():
         return None
     try:

@@ -14,7 +14,6 @@ from datetime import datetime
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import VALID_SPEC, Verdict
 from vllm_operator.api.labels import CLAIM_FIELD_MANAGER, UNUSED_ANNOTATION
-from vllm_operator.caches.activity import CacheActivity, Cleaning, CleaningState, Fetching, Publication
 from vllm_operator.caches.claims import Removal, find_orphans, find_other_owners, used_again
 from vllm_operator.caches.cleaning import (
     CleaningNeed,
@@ -24,7 +23,7 @@ from vllm_operator.caches.cleaning import (
     record_attempt,
     render_cleaning,
 )
-from vllm_operator.caches.context import CacheContext
+from vllm_operator.caches.context import CacheActivity, CacheContext, Cleaning, CleaningState, Fetching, Publication
 from vllm_operator.caches.directories import Changes
 from vllm_operator.caches.gate import gate_annotation
 from vllm_operator.caches.prefetching import FetchingPlan, is_outdated

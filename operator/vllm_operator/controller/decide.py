@@ -14,10 +14,9 @@ from vllm_operator.api.labels import GATE_ANNOTATION
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import is_of_groups, is_workload, rolls, template_spec
 from vllm_operator.caches.actions import CacheActions, plan_cache_actions
-from vllm_operator.caches.activity import NO_ACTIVITY
 from vllm_operator.caches.address import cache_address, weights_claim
 from vllm_operator.caches.claims import claims_of_others, read_users, usage_by, used_again
-from vllm_operator.caches.context import CacheContext
+from vllm_operator.caches.context import NO_ACTIVITY, CacheContext
 from vllm_operator.caches.directories import Changes, next_cache_generation, other_directory, read_lease
 from vllm_operator.caches.prefetching import fetched_commit, needs_gpu_nodes, with_commit
 from vllm_operator.caches.rollout import find_hold

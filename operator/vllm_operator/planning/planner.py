@@ -18,8 +18,7 @@ from vllm_operator.caches.key import keyed_arguments, per_pod_notes, with_cache_
 from vllm_operator.catalog.caches import model_argument
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.models import Facts
-from vllm_operator.catalog.notes import Note, notes_of, order, say
-from vllm_operator.catalog.rules import Severity
+from vllm_operator.catalog.notes import Note, Severity, order, say
 from vllm_operator.catalog.versions import parse_release
 from vllm_operator.inventory.nodes import read_instance_pools
 from vllm_operator.inventory.pools import Inventory
@@ -110,8 +109,6 @@ def plan(
 
 @dataclass(frozen=True, slots=True)
 class _Premises:
-    """Facts before the choice of a GPU."""
-
     overrides: overrides.Overrides
     version: image.ResolvedVersion
     shape: Shape
@@ -299,12 +296,10 @@ class _FreshPlan:
 
     @property
     def _nodes(self) -> int | None:
-        """The number of nodes in the spec; None if there is none."""
         return self.resource.spec.parallelism.nodes if self.resource.spec.parallelism is not None else None
 
     @property
     def _is_free(self) -> bool:
-        """Whether the operator chooses the number of GPUs."""
         spec, accelerator = self.resource.spec, self.resource.spec.accelerator or AcceleratorSpec()
         fixed = (spec.parallelism is not None and spec.parallelism.sets_sizes) or accelerator.count is not None
         return not (fixed or accelerator.sliced or accelerator.uuids)
@@ -378,7 +373,6 @@ class _FreshPlan:
         return pinned if is_kept else None
 
     def _best(self, premises: _Premises, candidates: Sequence[Candidate]) -> tuple[Candidate, BackendDecision]:
-        """Return the first candidate whose backends are not refused; the first one if all are refused."""
         first, best = candidates[0], self._decide(premises, candidates[0])
         seen = {(first.pool.architecture, first.pool.mig_profile)}
         for each in candidates[1:] if best.refusal else ():
@@ -446,7 +440,7 @@ class _FreshPlan:
             *adapters.notes,
             *drain.notes,
             *serving.access_notes(resource.spec, premises.overrides, version.version),
-            *notes_of(Severity.RISK, per_pod),
+            *per_pod,
             *explanations.notes_about_size(target, premises.sizing, name, sized=chosen.sized),
             *groups.notes_about_nodes(resource.spec, target, premises.sizing),
             *about_choice,
@@ -456,7 +450,7 @@ class _FreshPlan:
             *self.translation.notes,
             *overridden,
             *targets.notes_about_claims(target.pool, ranking.accelerator),
-            *notes_of(Severity.INFO, about_unknown_size(resource, weights, weight_bytes)),
+            *about_unknown_size(resource, weights, weight_bytes),
             *((target.fit.note,) if target.fit.note else ()),  # nearly every plan has it, and nothing is to be done about it
         ]
         made = Plan(

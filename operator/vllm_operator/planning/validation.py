@@ -15,6 +15,7 @@ from vllm_operator.api.crd import custom_resource_definition, preset_definition
 from vllm_operator.api.labels import API_VERSION, KIND
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import PRESET_PLURALS
+from vllm_operator.catalog.notes import say
 from vllm_operator.text.wording import similar
 
 TYPES: Mapping[str, tuple[type, ...]] = {
@@ -160,13 +161,8 @@ def refuse_artifact(resource: VLLMDeployment, trust: ArtifactTrust) -> Verdict |
     named = [name for name in (artifact.repository, (artifact.reference or "").partition("@")[0]) if name]
     below = tuple(f"{repository.rstrip('/')}/" for repository in trust.repositories)
     if refused := [name for name in named if below and not f"{name}/".startswith(below)]:
-        allowed = ", ".join(trust.repositories[:8])
-        message = f"spec.cache.artifact names {refused[0]}. The administrator of this operator allows only {allowed} and what is below."
+        message = say("artifact.elsewhere", name=refused[0], allowed=", ".join(trust.repositories[:8]))
         return Verdict(FALSE, Reason.ARTIFACT_NOT_ALLOWED, message)
     if trust.needs_digest and artifact.reference is None:
-        message = (
-            "The administrator of this operator allows only artifacts that are named by digest. Set spec.cache.artifact.reference to "
-            "REPOSITORY@sha256:..., for example to the digest in the condition CachePublished of the object that published it."
-        )
-        return Verdict(FALSE, Reason.ARTIFACT_NOT_ALLOWED, message)
+        return Verdict(FALSE, Reason.ARTIFACT_NOT_ALLOWED, say("artifact.no-digest"))
     return None

@@ -51,8 +51,6 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Parts of the memory of a GPU of one pipeline stage in GiB."""
-
     stage: int
     weights: float
     activation: float
@@ -97,7 +95,6 @@ def _utilization(engine: Engine) -> float:
 
 
 def _weights_by_stage(engine: Engine) -> list[float]:
-    """Return the weights on a GPU of each pipeline stage, in GiB."""
     options, parallel = engine.options, engine.parallel
     if options.weights_gib is not None:
         return [max(options.weights_gib - options.offload_gib, 0.0)] * parallel.pipeline

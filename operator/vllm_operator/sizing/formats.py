@@ -366,7 +366,6 @@ def _find_algorithm(algorithm: str) -> WeightFormat | None:
 
 
 def _rules_by_size(sizes: Iterable[tuple[str, float | None]]) -> tuple[Rule, ...]:
-    """Return rules for patterns with their bytes of an element."""
     named: dict[float | None, list[str]] = {}
     for pattern, size in islice(sizes, PATTERN_LIMIT):
         named.setdefault(size, []).append(pattern)

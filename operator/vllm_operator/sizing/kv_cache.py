@@ -20,8 +20,6 @@ LONGEST = 1 << 27  # Maximum context in tokens. Longer contexts are not consider
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Layers with one block table."""
-
     layers: int
     block: int
     window: int | None = None  # maximum of a request's kept tokens; None for all

@@ -16,8 +16,7 @@ from vllm_operator.api.plan import ModelFact, Plan
 from vllm_operator.api.reading import mapping, read_bytes, read_integer, sequence, text
 from vllm_operator.api.spec import Attention, ModelFacts, ModelSpec, Quantization
 from vllm_operator.catalog.models import BLOCK, FACTS, NO_FACTS, Facts, ModelFamily, Models
-from vllm_operator.catalog.notes import Note
-from vllm_operator.catalog.rules import Severity
+from vllm_operator.catalog.notes import Note, Severity
 from vllm_operator.sizing.formats import TensorSizes, read_format, read_quantization, requested_cache
 from vllm_operator.sizing.model_shape import EXPERT_KEYS, ModelConfig, Shard, read_shape
 from vllm_operator.text.wording import listed

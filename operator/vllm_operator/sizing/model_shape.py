@@ -293,7 +293,6 @@ def _alternating(layers: int, every: int, other: str) -> tuple[str, ...]:
 
 
 def _outside_layers(read: ModelConfig, vocabulary: int, vision: int) -> list[Module]:
-    """Return the embeddings, the output and the encoder."""
     tied = read.flag("tie_word_embeddings") or (read.text.get("tie_word_embeddings") is None and "gemma" in read.architecture)
     positions = read.size("max_position_embeddings", "n_positions") if read.architecture.startswith(("opt", "gpt2")) else 0
     width = read.size("hidden_size_per_layer_input")
@@ -399,7 +398,6 @@ def _attention(read: ModelConfig, compressed: CompressedAttention | None) -> tup
 
 
 def _attention_of(read: ModelConfig, kind: str, layers: tuple[int, ...]) -> tuple[list[Module], CachedLayers]:
-    """Return weights and cache of layers with full attention, a window or a chunk."""
     full, hidden = kind in FULL_KINDS, read.hidden
     dim = (read.size("global_head_dim") if full else 0) or read.head_dim
     kv_heads = (read.size("num_global_key_value_heads") if full else 0) or read.kv_heads
@@ -475,7 +473,6 @@ def _latent_attention(read: ModelConfig, layers: tuple[int, ...]) -> tuple[list[
 
 
 def _recurrent(read: ModelConfig, layers: tuple[int, ...]) -> tuple[list[Module], CachedLayers | None]:
-    """Return weights and state of a request for a gated delta net (Qwen3-Next) or Mamba 2."""
     hidden, value_heads = read.hidden, read.size("linear_num_value_heads")
     if value_heads:
         width, inner = read.size("linear_key_head_dim"), value_heads * read.size("linear_value_head_dim")

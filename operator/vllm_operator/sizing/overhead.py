@@ -181,7 +181,6 @@ def _reduction_bytes(engine: Engine) -> float:
 
 
 def _at(values: Mapping[int, float], size: int) -> float:
-    """Return the value of the next smaller size."""
     known = [key for key in values if key <= size]
     return float(values[max(known)]) if known else 0.0
 

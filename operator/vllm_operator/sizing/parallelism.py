@@ -6,8 +6,7 @@ from vllm_operator.api.conditions import Reason, Verdict
 from vllm_operator.api.spec import AcceleratorSpec, ParallelismSpec, VLLMDeploymentSpec
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.catalog.memory import load_memory
-from vllm_operator.catalog.notes import Note
-from vllm_operator.catalog.rules import Severity
+from vllm_operator.catalog.notes import Note, note, say
 from vllm_operator.catalog.versions import Release
 from vllm_operator.sizing.formats import WeightFormat
 from vllm_operator.sizing.model_shape import ModelShape
@@ -63,47 +62,28 @@ def resolve_shape(spec: VLLMDeploymentSpec) -> Shape | Verdict:
     spare = (accelerator.count or 0) // (pipeline * data)
     if given.tensor is None and spare > 1 and not accelerator.sliced and spare * pipeline * data == accelerator.count:
         tensor = spare
-        text = f"spec.parallelism.tensor is not set. The operator uses {tensor}, so that no GPU of spec.accelerator.count stays idle."
-        notes.append(Note(Severity.INFO, text))
+        notes.append(note("sizes.tensor", tensor=tensor))
     needed = tensor * pipeline * data
     if accelerator.sliced and tensor * pipeline > 1:
-        return _contradiction(
-            "Tensor and pipeline parallelism do not work with MIG slices, which cannot access each other's memory. Set "
-            "spec.parallelism.tensor and spec.parallelism.pipeline to 1 and raise spec.replicas, request a larger slice, or use whole GPUs."
-        )
+        return _contradiction(say("sizes.slices"))
     if accelerator.count is not None and accelerator.count < needed:
-        return _contradiction(
-            f"spec.accelerator.count is {accelerator.count}, but spec.parallelism needs {needed} GPUs "
-            f"(tensor {tensor} x pipeline {pipeline} x data {data}). Remove count, or lower the parallelism."
-        )
+        asked = accelerator.count
+        return _contradiction(say("sizes.count", count=asked, needed=needed, tensor=tensor, pipeline=pipeline, data=data))
     count = accelerator.count or needed
     # vllm/engine/arg_utils.py create_engine_config (0.33.0): the number of ranks must be a multiple of --nnodes
     if needed % nodes or count % nodes:
-        return _contradiction(
-            f"{count if count % nodes else needed} GPUs cannot be divided by {nodes} nodes. Set spec.parallelism.tensor to the GPUs of one "
-            f"node and spec.parallelism.{'pipeline' if data == 1 else 'data'} to {nodes}."
-        )
+        uneven, field = count if count % nodes else needed, "pipeline" if data == 1 else "data"
+        return _contradiction(say("sizes.nodes", gpus=uneven, nodes=nodes, field=field))
     count, needed, copy = count // nodes, needed // nodes, tensor * pipeline
     # vllm/config/parallel.py nnodes_within_dp (0.33.0); earlier versions fail later
     if needed % copy and copy % needed:
-        return _contradiction(
-            f"With data parallel size {data}, each of {nodes} nodes has {needed} GPUs, and each data-parallel rank needs {copy} (tensor "
-            f"{tensor} x pipeline {pipeline}). A node must have whole ranks, or a rank whole nodes. Set spec.parallelism.data to a "
-            f"multiple of {nodes}."
-        )
+        return _contradiction(say("sizes.ranks", data=data, nodes=nodes, needed=needed, copy=copy, tensor=tensor, pipeline=pipeline))
     if count > COUNT_LIMIT:
-        return _contradiction(
-            f"Each Pod would need {count} GPUs (tensor {tensor} x pipeline {pipeline} x data {data}, nodes {nodes}). It runs on one node, "
-            f"with at most {COUNT_LIMIT} GPUs. Lower spec.parallelism, or raise spec.parallelism.nodes. For more throughput, raise "
-            "spec.replicas."
-        )
+        return _contradiction(say("sizes.pod", count=count, tensor=tensor, pipeline=pipeline, data=data, nodes=nodes, limit=COUNT_LIMIT))
     if count > needed:
         devices, more = ("GPUs", "parallelism") if not accelerator.sliced else ("MIG slices", "replicas")
-        text = (
-            f"spec.accelerator.count requests {count} {devices}, but each replica uses {needed}. {count - needed} "
-            f"{'stays' if count - needed == 1 else 'stay'} idle. Remove count, or raise spec.{more}."
-        )
-        notes.append(Note(Severity.NO_EFFECT, text))
+        idle = f"{count - needed} {'stays' if count - needed == 1 else 'stay'}"
+        notes.append(note("sizes.idle", count=count, devices=devices, needed=needed, idle=idle, more=more))
     parallel = ParallelShape(tensor=tensor, pipeline=pipeline, data=data, expert=given.expert == "Enabled")
     return Shape(parallel, count, tuple(notes), nodes)
 
@@ -164,7 +144,6 @@ def _refused_context(shape: ModelShape, tensor: int, context: int) -> str | None
 
 
 def _refused_width(shape: ModelShape, form: WeightFormat, tensor: int) -> str | None:
-    """Return why a dense module or the vocabulary cannot be divided; None if all can."""
     for module in shape.modules if tensor > 1 else ():
         name, width, multiple = module.name, module.width, form.blocks or form.group
         if width % tensor:

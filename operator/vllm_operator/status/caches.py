@@ -16,10 +16,10 @@ from vllm_operator.api.operation import ArtifactSpec
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import Role, template_spec
 from vllm_operator.api.status import ArtifactStatus, CacheStatus, StartupStatus
-from vllm_operator.caches.activity import ArtifactResult
 from vllm_operator.caches.address import volume_at
 from vllm_operator.caches.artifacts import FETCHED, FINAL, MAX_REJECTED, PUBLISHED, read_fetch
 from vllm_operator.caches.claims import cache_claim_name, storage_of
+from vllm_operator.caches.context import ArtifactResult
 from vllm_operator.catalog.caches import CACHE_ROOT
 from vllm_operator.pods.owner import place_of
 from vllm_operator.pods.view import Phase

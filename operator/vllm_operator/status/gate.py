@@ -6,7 +6,7 @@ from typing import Any
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import FALSE, NORMAL, READY, TRUE, WARNING, EventDraft, Reason, Verdict, find_condition
 from vllm_operator.api.labels import GATE_ANNOTATION
-from vllm_operator.caches.activity import Gate
+from vllm_operator.caches.context import Gate
 from vllm_operator.caches.measurement import MIN_PAIRS, read_record
 from vllm_operator.planning.outcome import compare
 from vllm_operator.rendering.revision import find_revision

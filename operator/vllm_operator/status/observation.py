@@ -28,9 +28,9 @@ from vllm_operator.api.plan import Plan
 from vllm_operator.api.reading import Manifest, RunKey
 from vllm_operator.api.resource import Role, VLLMDeployment
 from vllm_operator.api.status import VLLMDeploymentStatus
-from vllm_operator.caches.activity import NO_ACTIVITY, CacheActivity
 from vllm_operator.caches.address import cache_key_of
 from vllm_operator.caches.claims import ClaimHolder
+from vllm_operator.caches.context import NO_ACTIVITY, CacheActivity
 from vllm_operator.inventory.pools import Inventory, Taint
 from vllm_operator.inventory.room import Room
 from vllm_operator.logs.progress import allowed_silence_seconds, infer_silence

@@ -13,7 +13,7 @@ from vllm_operator.api import reading
 from vllm_operator.api.conditions import FALSE, TRUE, Reason, Verdict
 from vllm_operator.api.resource import Role
 from vllm_operator.api.status import PodStartup, StartupStatus
-from vllm_operator.caches.activity import Fetching
+from vllm_operator.caches.context import Fetching
 from vllm_operator.logs.state import Progress, Stage, StartupState
 from vllm_operator.pods.view import Phase, refine
 from vllm_operator.status.observation import Observation, PodFacts, why_no_pod

@@ -73,7 +73,6 @@ def is_preparing() -> bool:
 
 
 def _servers() -> Iterator[tuple[int, list[bytes]]]:
-    """Yield the numbers and the command lines of the processes that run `vllm serve`."""
     for number in _numbers():
         with suppress(OSError), open(f"/proc/{number}/cmdline", "rb") as file:
             words = file.read(65536).split(b"\0")

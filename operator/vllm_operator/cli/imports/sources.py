@@ -414,7 +414,6 @@ def _of_dynamo(manifest: Manifest) -> list[Engine]:
 
 
 def _of_kubeai(manifest: Manifest) -> Engine:
-    """Return the engine of a Model of KubeAI, under the name of the Model."""
     spec, name = mapping(manifest, "spec"), text(manifest, "metadata", "name")
     if text(spec, "engine") != "VLLM":
         raise ImportRefusedError(f"the Model {name} of KubeAI has the engine {text(spec, 'engine')}, not VLLM")
@@ -492,7 +491,6 @@ def _of_platform(manifest: Manifest, kind: str, container: Manifest, pod: Manife
 
 
 def _cache_variables(cache: Manifest) -> list[Manifest]:
-    """Return the variables by which the chart configures LMCache; none if it is off."""
     cpu, disk = cache.get("cpuOffloadingBufferSize"), cache.get("diskOffloadingBufferSize")
     values = {
         "LMCACHE_LOG_LEVEL": cache.get("logLevel"),

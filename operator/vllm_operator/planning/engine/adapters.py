@@ -16,8 +16,7 @@ from vllm_operator.api.plan import Plan, PlannedArgument
 from vllm_operator.api.reading import mapping, read_integer
 from vllm_operator.api.spec import AdapterSpec, VLLMDeploymentSpec
 from vllm_operator.catalog.caches import ADAPTER_CLAIM_ROOT, WEIGHTS_ROOT
-from vllm_operator.catalog.notes import Note, note
-from vllm_operator.catalog.rules import Severity
+from vllm_operator.catalog.notes import Note, Severity, note
 from vllm_operator.catalog.versions import VersionTable
 from vllm_operator.planning.engine.serving import served_name
 from vllm_operator.planning.pod_template import SpecError
@@ -102,7 +101,6 @@ def adapter_path(adapter: AdapterSpec) -> str:
 
 
 def _smallest_limit(ranks: Collection[int | None]) -> int:
-    """Return the smallest `--max-lora-rank` for these ranks. Unknown ranks count as vLLM's default."""
     most = max((DEFAULT_RANK if rank is None else rank for rank in ranks), default=DEFAULT_RANK)
     return next((limit for limit in RANKS if limit >= most), RANKS[-1])
 

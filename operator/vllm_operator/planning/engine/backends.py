@@ -16,9 +16,9 @@ from vllm_operator.api.labels import ALLOW_UNSUPPORTED_ANNOTATION
 from vllm_operator.api.plan import BackendChoice, ChosenBy, PlannedArgument, PlannedVariable
 from vllm_operator.api.spec import Attention, BackendsSpec, Distribution, Quantization
 from vllm_operator.catalog.backends import Invocation, Kernel, Selection, Selectors, Setting, canonical, load_questions, nearest
-from vllm_operator.catalog.notes import Note, note, say
+from vllm_operator.catalog.notes import Note, Severity, note, say
 from vllm_operator.catalog.rule_matching import AUTOMATIC, KV_CACHE_FLAG, Component, RuleInput
-from vllm_operator.catalog.rules import Rule, RuleKind, Rules, RulesOfVersion, Severity
+from vllm_operator.catalog.rules import Rule, RuleKind, Rules, RulesOfVersion
 from vllm_operator.catalog.versions import VersionTable
 from vllm_operator.planning.engine.image import ALLOW_ANYWAY, ResolvedVersion
 from vllm_operator.planning.engine.rule_input import (
@@ -151,8 +151,6 @@ class Pin:
 
 @dataclass(slots=True)
 class _Choosing:
-    """The choice of backends for one model, GPU and version. `model` is the name of the model in messages."""
-
     version: ResolvedVersion
     table: VersionTable
     rule_input: RuleInput
@@ -294,7 +292,6 @@ class _Choosing:
         return None
 
     def _replacement(self, pin: Pin) -> str | None:
-        """Return the backend that vLLM uses instead of a pinned one; None if no replacement is known."""
         kernel = self._kernel(pin)
         if kernel is not None and kernel.fallback is not None:
             works = any(when.possible(self.rule_input, self.chosen) for when in kernel.works)
@@ -465,7 +462,6 @@ class _Choosing:
         return replace(found, takes=taken, accepts=accepts, raises=raises)
 
     def _cache_types(self) -> Sequence[str]:
-        """Return the values of `--kv-cache-dtype` that work for this model here, as far as is known."""
         return [name for name in self.table.backends.get(CACHE_TYPES, ()) if self._is_readable(name)]
 
     def _is_readable(self, cache: str) -> bool:
@@ -491,7 +487,6 @@ class _Choosing:
         return f"{advice[:1].upper()}{advice[1:]}." if advice else ""
 
     def _refuse(self, component: Component, reason: str) -> None:
-        """Refuse to plan because vLLM raises without a pin."""
         cache, version, on = _cache_type(self.rule_input), self.version.version, self.rule_input.architecture
         if component in COMPONENTS.values() and cache != AUTOMATIC and (advice := self._cache_advice()):
             by = (

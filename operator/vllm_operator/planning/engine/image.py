@@ -18,8 +18,7 @@ from vllm_operator.api.plan import PlannedVariable
 from vllm_operator.api.spec import Distribution, EngineSpec, ModelSpec
 from vllm_operator.catalog.gpus import Images, Version, cuda_of_tag, read_version
 from vllm_operator.catalog.loader import Catalog
-from vllm_operator.catalog.notes import Note, note, say
-from vllm_operator.catalog.rules import Severity
+from vllm_operator.catalog.notes import Note, Severity, note, say
 from vllm_operator.catalog.versions import Versions, VersionTable, load_engine_facts, parse_release
 from vllm_operator.inventory.pools import Pool
 from vllm_operator.text.wording import listed

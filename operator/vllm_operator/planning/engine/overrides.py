@@ -14,8 +14,7 @@ from vllm_operator.api.reading import mapping, named, read_text, sequence
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import Distribution, EngineArgument, EngineSpec, VLLMDeploymentSpec
 from vllm_operator.catalog.loader import Catalog
-from vllm_operator.catalog.notes import Note, note, say
-from vllm_operator.catalog.rules import Severity
+from vllm_operator.catalog.notes import Note, Severity, note, say
 from vllm_operator.catalog.versions import VersionTable, normalize_flag
 from vllm_operator.planning.engine.image import ResolvedVersion
 from vllm_operator.planning.pod_template import SpecError

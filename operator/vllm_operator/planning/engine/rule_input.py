@@ -114,7 +114,6 @@ def describe_rule_input(
 
 
 def _size(given: int | None, arguments: dict[str, str], *flags: str) -> int:
-    """Return a parallel size: the user's flag, else the field, else 1."""
     sizes = (read_integer(arguments.get(flag)) for flag in flags)
     return next((size for size in sizes if size), given or 1)
 
@@ -136,7 +135,6 @@ def _image_prefix(facts: ResolvedFacts, release: Release) -> bool | None:
 
 
 def _uneven(number: int | None, ranks: int, unit: int | None = 1) -> bool | None:
-    """Return whether a number cannot be divided evenly over ranks, each with whole units; None if it is unknown."""
     return None if number is None or unit is None else number % (ranks * unit) != 0
 
 

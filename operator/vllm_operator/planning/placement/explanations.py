@@ -10,8 +10,7 @@ from vllm_operator.api.labels import SHORT_NAME
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import AcceleratorSpec, EngineSpec, VLLMDeploymentSpec
 from vllm_operator.catalog.memory import value_at
-from vllm_operator.catalog.notes import Note, note, say
-from vllm_operator.catalog.rules import Severity
+from vllm_operator.catalog.notes import Note, Severity, note, say
 from vllm_operator.catalog.versions import normalize_flag
 from vllm_operator.inventory.pools import Inventory
 from vllm_operator.planning.placement.fitting import UTILIZATION_FLAG, Headroom, Sizing, longest_context
