@@ -20,8 +20,7 @@ from vllm_operator.api.labels import SERVED_ANNOTATION
 from vllm_operator.api.plan import BackendChoice, PlannedVariable, PlannedWeights
 from vllm_operator.api.status import ConditionStatus, VLLMDeploymentStatus
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.inventory.pools import Inventory
-from vllm_operator.inventory.room import Room
+from vllm_operator.inventory.pools import Inventory, Room
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.state import CacheEvidence, Crash, Membership, Progress, Stage, StartupState
 from vllm_operator.planning.outcome import Outcome, not_accepted

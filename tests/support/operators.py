@@ -19,7 +19,6 @@ from vllm_operator.controller.inventory_reader import InventoryCache
 from vllm_operator.controller.log_followers import Followers
 from vllm_operator.controller.metrics import Metrics
 from vllm_operator.controller.model_configs import ModelConfigs
-from vllm_operator.controller.presets import Presets
 from vllm_operator.controller.reconciler import Reconciler
 from vllm_operator.controller.report import Result
 from vllm_operator.controller.settings import Settings
@@ -108,7 +107,6 @@ class Bench:
             inventory=self.inventory,
             logs=self.logs,
             metrics=self.metrics,
-            presets=Presets(client),
             configs=configs,
             settings=Settings(
                 integrations=self.integrations,

@@ -19,7 +19,7 @@ from vllm_operator.api import reading
 from vllm_operator.api.labels import INSTANCE_LABEL
 from vllm_operator.kube.client import CLAIM, DEPLOYMENT, EVENT, NODE, POD, REVISION, VLLM_DEPLOYMENT, Conflict, Kind
 from vllm_operator.logs.state import Crash, Stage, StartupState
-from vllm_operator.pods.owner import meets
+from vllm_operator.pods.view import meets
 
 Manifest = dict[str, Any]
 OLD, NEW, NEWER = "0.20.1", "0.24.0", "0.26.0"

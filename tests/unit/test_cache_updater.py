@@ -28,7 +28,6 @@ class World:
             changed=self._edit,
             child_changed=self.keys.append,
             resync=self.resynced.append,
-            users_of=lambda kind, preset: [("default", "user")] if preset == ("default", "fast") else [],
             settle_seconds=0.01,
         )
 
@@ -127,7 +126,9 @@ async def test_nothing_is_reconciled_before_all_kinds_have_been_listed() -> None
 
 
 async def test_a_change_of_a_preset_is_a_reason_to_look_at_the_objects_that_name_it(world: World) -> None:
-    world.keys.clear()
+    world.updater.notice(VLLM_DEPLOYMENT, world.cluster.put(llama("user", presetRef={"name": "fast"})), deleted=False)
+    for noted in (world.keys, world.edited):
+        noted.clear()
     for name in ("fast", "unused"):
         preset = {"apiVersion": PRESET.api_version, "kind": PRESET.kind, "metadata": {"name": name, "namespace": "default"}, "spec": {}}
         world.updater.notice(PRESET, world.cluster.put(preset), deleted=False)

@@ -10,7 +10,7 @@ import pytest
 
 from support.engine_logs import HEALTHY_START, READY, engine_failure
 from vllm_operator.__main__ import main
-from vllm_operator.text.redaction import redact
+from vllm_operator.text.wording import redact
 
 FAILED = HEALTHY_START + engine_failure("ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`")
 WARMING = HEALTHY_START + "\rDeepGEMM warmup:  83%|████████▎ | 1436/1735 [04:04<02:01,  2.46it/s]"

@@ -6,7 +6,7 @@ from support import observations as o
 from support.engine_logs import API_SERVER_GIVES_UP, HEALTHY_START, READY, engine_failure
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.logs.parser import StartupParser
-from vllm_operator.logs.termination import diagnose_termination
+from vllm_operator.status.knowledge import diagnose_termination, load_knowledge
 
 KNOWLEDGE = load_startup()
 INTERRUPTED = "ninja: build stopped: interrupted by user.\n"
@@ -81,7 +81,7 @@ def test_an_interrupted_build_that_was_survived_is_forgotten() -> None:
 def test_what_the_kubelet_calls_out_of_memory_was() -> None:
     log_crash = parsed(HEALTHY_START + "Killed\n" + INTERRUPTED).final_state.crash
 
-    ended = diagnose_termination(KNOWLEDGE, o.termination(137, reason="OOMKilled"), log_crash=log_crash)
+    ended = diagnose_termination(load_knowledge(), o.termination(137, reason="OOMKilled"), log_crash=log_crash)
 
     assert ended is not None
     assert ended.signature == "OOMKilled"

@@ -9,8 +9,8 @@ import pytest
 
 from support.fake_cluster import FakeCluster
 from vllm_operator.controller import leadership
-from vllm_operator.controller.health import Readiness
 from vllm_operator.controller.leadership import Leadership, LeadershipLost, lease_spec, read_lease
+from vllm_operator.controller.preconditions import Readiness
 from vllm_operator.kube.api_client import Fence
 from vllm_operator.kube.client import LEASE, Forbidden, NotLeading, Unavailable
 

@@ -16,7 +16,7 @@ from vllm_operator.caches.artifacts import publishing_name
 from vllm_operator.caches.cleaning import cleaning_name
 from vllm_operator.caches.priming import render_primer
 from vllm_operator.kube.client import DEPLOYMENT
-from vllm_operator.pods.owner import instance_of
+from vllm_operator.pods.view import instance_of
 from vllm_operator.rendering.manifests import render
 from vllm_operator.rendering.revision import render_revision
 

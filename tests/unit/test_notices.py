@@ -11,7 +11,7 @@ from support.own_knowledge import LICENCE_SIGNATURE
 from vllm_operator.__main__ import main
 from vllm_operator.catalog.rules import load_rules
 from vllm_operator.catalog.startup import Severity, load_startup
-from vllm_operator.logs.termination import diagnose_termination
+from vllm_operator.status.knowledge import diagnose_termination, load_knowledge
 
 SIGNATURES = {signature.id: signature for signature in load_startup().signatures}
 BENIGN = [signature for signature in SIGNATURES.values() if signature.severity is Severity.BENIGN]
@@ -131,7 +131,7 @@ def test_without_a_share_in_the_log_the_advice_is_general() -> None:
     ],
 )
 def test_advice_about_ram_is_for_the_stage_in_which_it_ran_out(stage: str, says: str, says_not: str) -> None:
-    ended = diagnose_termination(load_startup(), o.termination(137, reason="OOMKilled"), log_crash=None, stage=stage)
+    ended = diagnose_termination(load_knowledge(), o.termination(137, reason="OOMKilled"), log_crash=None, stage=stage)
 
     assert ended is not None
     assert ended.signature == "OOMKilled"

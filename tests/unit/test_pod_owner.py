@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from support.operators import Bench, controlled_by_deployment, llama
 from vllm_operator.kube.client import DEPLOYMENT, POD, SERVICE, VLLM_DEPLOYMENT, Kind
-from vllm_operator.pods.owner import instance_of, place_of
+from vllm_operator.pods.view import instance_of, place_of
 
 ENGINE = {"app.kubernetes.io/name": "vllm", "app.kubernetes.io/instance": "llama", "app.kubernetes.io/component": "engine"}
 

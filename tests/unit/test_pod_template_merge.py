@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from support.plans import deployment, refusal
 from vllm_operator.planning.pod_template import SpecError, check_containers, check_pod_template, find_kept_labels, run_as_user
-from vllm_operator.rendering.pod_template import merge_pod_template
+from vllm_operator.rendering.pod import merge_pod_template
 
 RENDERED: dict[str, Any] = {
     "metadata": {"labels": {"app": "vllm"}},

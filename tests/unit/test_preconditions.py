@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from support.fake_cluster import FakeCluster
-from vllm_operator.controller.health import Readiness
-from vllm_operator.controller.preconditions import REQUIRED, REVIEWS, Permission, Preconditions, WatchesOutdated, watched_kinds
+from vllm_operator.controller.preconditions import REQUIRED, REVIEWS, Permission, Preconditions, Readiness, WatchesOutdated, watched_kinds
 from vllm_operator.kube.client import CLUSTER_PRESET, DEPLOYMENT, GROUP_SET, POD, PRESET, VLLM_DEPLOYMENT, Kind, Unauthorized, Unavailable
 
 RETRY_SECONDS = 0.01

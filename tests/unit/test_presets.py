@@ -7,8 +7,7 @@ import pytest
 from support.fake_cluster import FakeCluster
 from support.operators import KEY, Bench, llama
 from vllm_operator.api.labels import API_VERSION, REPLAN_ANNOTATION
-from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.controller.presets import Presets
+from vllm_operator.controller.object_cache import ObjectCache
 from vllm_operator.kube.client import CLUSTER_PRESET, DEPLOYMENT, PRESET, VLLM_DEPLOYMENT, Forbidden, Manifest, Unavailable
 
 TOLERATION = {"key": "team", "operator": "Exists"}
@@ -211,20 +210,16 @@ async def test_objects_without_a_preset_ask_for_none(bench: Bench) -> None:
 
 async def test_the_objects_that_name_a_preset_are_its_users_until_they_are_gone() -> None:
     cluster = FakeCluster()
-    cluster.put(preset())
-    presets = Presets(cluster)
-    for name in ("a", "b"):
-        await presets.merge(VLLMDeployment.parse(llama(name, presetRef={"name": "gpu-defaults"})))
-    await presets.merge(VLLMDeployment.parse(llama("c", presetRef={"name": "other"})))
-    await presets.merge(VLLMDeployment.parse(llama("d")))
-    assert set(presets.users_of(PRESET, ("default", "gpu-defaults"))) == {("default", "a"), ("default", "b")}
-    assert set(presets.users_of(PRESET, ("default", "other"))) == {("default", "c")}, "it is missing, and may be created later"
-    presets.forget(("default", "a"))
-    await presets.merge(VLLMDeployment.parse(llama("b")))
-    assert set(presets.users_of(PRESET, ("default", "gpu-defaults"))) == set()
-
-
-async def test_objects_without_a_preset_read_none() -> None:
-    cluster = FakeCluster()
-    await Presets(cluster).merge(VLLMDeployment.parse(llama()))
-    assert dict(cluster.calls) == {}
+    for name, preset_ref in (("a", "gpu-defaults"), ("b", "gpu-defaults"), ("c", "other")):
+        cluster.put(llama(name, presetRef={"name": preset_ref}))
+    cluster.put(llama("d"))
+    cluster.put(llama("e", presetRef={"kind": "ClusterVLLMPreset", "name": "gpu-defaults"}))
+    cache = ObjectCache(cluster)
+    await cache.refresh(VLLM_DEPLOYMENT)
+    assert set(cache.users_of(PRESET, ("default", "gpu-defaults"))) == {("default", "a"), ("default", "b")}
+    assert set(cache.users_of(PRESET, ("default", "other"))) == {("default", "c")}, "it is missing, and may be created later"
+    assert set(cache.users_of(CLUSTER_PRESET, ("", "gpu-defaults"))) == {("default", "e")}
+    cluster.remove(VLLM_DEPLOYMENT, "default", "a")
+    cluster.put(llama("b"))
+    await cache.refresh(VLLM_DEPLOYMENT)
+    assert set(cache.users_of(PRESET, ("default", "gpu-defaults"))) == set()

@@ -14,7 +14,7 @@ from support.operators import KEY, Bench, content_of, llama
 from vllm_operator.api.labels import FIELD_MANAGER
 from vllm_operator.controller.inventory_reader import InventoryCache
 from vllm_operator.controller.queue import WorkQueue
-from vllm_operator.controller.workers import Workers
+from vllm_operator.controller.reconciler import Workers
 from vllm_operator.inventory.pools import Inventory
 from vllm_operator.kube.client import (
     CLAIM,

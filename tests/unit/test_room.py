@@ -10,7 +10,7 @@ from support.gpus import device, inventory_of, node_pool, real_node, resource_sl
 from support.plans import deployment, known
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import template_spec
-from vllm_operator.inventory.room import Room, find_room
+from vllm_operator.inventory.pools import Room, find_room
 from vllm_operator.planning.planner import plan as make_plan
 from vllm_operator.rendering.manifests import render_deployment
 

@@ -8,7 +8,7 @@ from support import engine_metrics
 from support.operators import llama
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.catalog.versions import load_engine_facts
-from vllm_operator.pods.owner import selects
+from vllm_operator.pods.view import selects
 from vllm_operator.rendering.exposure import period_seconds, render_autoscaler
 
 PROMETHEUS = {"prometheusAddress": "http://prometheus:9090"}

@@ -15,7 +15,7 @@ from support.pasted import read_delivered, read_pasted
 from vllm_operator.catalog.startup import load_signature_samples, load_startup
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.state import Stage, StartupState
-from vllm_operator.text.redaction import present, redact
+from vllm_operator.text.wording import present, redact
 
 KNOWLEDGE = load_startup()
 CORPUS = Path(__file__).parent.parent / "corpus" / "h200"

@@ -8,8 +8,8 @@ from support import observations as o
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.state import Crash
-from vllm_operator.logs.termination import diagnose_termination
 from vllm_operator.status.crashes import MESSAGES_READ, find_crashes
+from vllm_operator.status.knowledge import diagnose_termination, load_knowledge
 
 KNOWLEDGE = load_startup()
 
@@ -27,7 +27,7 @@ SPECIFIC = from_log("ValueError: No available memory for the cache blocks.\n")
 
 def ended(**status: Any) -> str | None:
     log_crash = status.pop("log_crash", None)
-    crash = diagnose_termination(KNOWLEDGE, o.termination(**status), log_crash=log_crash)
+    crash = diagnose_termination(load_knowledge(), o.termination(**status), log_crash=log_crash)
     return crash.signature if crash else None
 
 
@@ -57,7 +57,7 @@ def test_how_a_container_ended_is_explained(expected: str | None, status: dict[s
 
 
 def test_a_signal_that_nothing_explains_is_named() -> None:
-    crash = diagnose_termination(KNOWLEDGE, o.termination(139), log_crash=None)
+    crash = diagnose_termination(load_knowledge(), o.termination(139), log_crash=None)
 
     assert crash is not None
     assert "signal 11, segmentation fault" in crash.cause
@@ -88,7 +88,7 @@ INFO:     Finished server process [169]
 
 
 def test_a_killed_worker_is_named_although_the_server_exits_with_code_0() -> None:
-    crash = diagnose_termination(KNOWLEDGE, o.termination(exit_code=0, reason="Completed"), log_crash=from_log(KILLED_WORKER))
+    crash = diagnose_termination(load_knowledge(), o.termination(exit_code=0, reason="Completed"), log_crash=from_log(KILLED_WORKER))
 
     assert crash is not None
     assert crash.signature == "EngineDead"

@@ -5,9 +5,8 @@ from itertools import pairwise
 
 from vllm_operator.controller.metrics import Metrics
 from vllm_operator.controller.queue import WorkQueue
-from vllm_operator.controller.reconciler import Reconciler
+from vllm_operator.controller.reconciler import Reconciler, Workers
 from vllm_operator.controller.report import Result
-from vllm_operator.controller.workers import Workers
 from vllm_operator.kube.client import Key
 
 

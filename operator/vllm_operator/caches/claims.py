@@ -46,7 +46,7 @@ from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.directories import read_annotations
 from vllm_operator.caches.jobs import has_role, is_over
 from vllm_operator.catalog.notes import Note, note, say
-from vllm_operator.pods.owner import instance_of
+from vllm_operator.pods.view import instance_of
 
 CACHE_VOLUME = "cache"
 WEIGHTS_VOLUME = "weights"

@@ -26,8 +26,7 @@ from vllm_operator.caches.directories import Changes, read_annotations, recorded
 from vllm_operator.caches.jobs import is_over, pods_with, read_report, render_job, render_pod_spec, render_program
 from vllm_operator.catalog.caches import WEIGHTS_SUBPATH
 from vllm_operator.catalog.notes import say
-from vllm_operator.pods.owner import instance_of
-from vllm_operator.pods.view import Phase
+from vllm_operator.pods.view import Phase, instance_of
 from vllm_operator.text import wording
 
 PAUSE = timedelta(minutes=10)

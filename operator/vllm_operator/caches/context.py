@@ -17,7 +17,7 @@ from vllm_operator.caches.address import CacheAddress, cache_address, read_porta
 from vllm_operator.caches.jobs import has_role
 from vllm_operator.caches.key import digest_of, key_with_image
 from vllm_operator.caches.measurement import GateRecord
-from vllm_operator.inventory.room import Room
+from vllm_operator.inventory.pools import Room
 from vllm_operator.pods.view import Phase, PodView
 
 PrimingStep = Literal["None", "FirstPod", "Primer", "Elsewhere"]

@@ -20,8 +20,7 @@ from vllm_operator.kube.client import EVENT, POD, ClusterClient, ClusterError, L
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.ranks import Rank, diagnose_ranks
 from vllm_operator.logs.state import StartupState
-from vllm_operator.pods.owner import place_of
-from vllm_operator.pods.view import EventLog, Phase, PodView, killed_by_probe, read_pod, refine
+from vllm_operator.pods.view import EventLog, Phase, PodView, killed_by_probe, place_of, read_pod, refine
 from vllm_operator.status.knowledge import Knowledge, explain_end, load_knowledge
 from vllm_operator.text.wording import count
 

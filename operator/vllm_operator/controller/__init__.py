@@ -1,10 +1,10 @@
 """The running operator: scheduling, I/O and state in memory.
 
 one object   reconciler: observe, decide, act, report
-             observe reads with plan_store, presets, model_configs, inventory_reader; report with explanation_reader
+             observe reads with plan_store, model_configs, inventory_reader; report with explanation_reader
              act writes with plan_store, apply, optional_objects; ownership says what belongs to the operator
-the queue    watches, object_cache (and its updater), queue, workers
+the queue    watches, object_cache (and its updater), queue, reconciler (its workers)
 logs         log_followers (of all Pods), log_follower (of one run of a container), log_share (of open streams and of CPU time)
-the process  app (starts and stops all parts), settings, leadership, preconditions (with permissions), user_data, health, metrics,
+the process  app (starts and stops all parts), settings, leadership, preconditions (with permissions), user_data, metrics (and probes),
              log_output
 """

@@ -29,23 +29,20 @@ from vllm_operator import __version__
 from vllm_operator.caches.claims import find_orphans, requested_bytes
 from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.controller.health import HealthServer, Readiness
 from vllm_operator.controller.inventory_reader import InventoryCache
 from vllm_operator.controller.leadership import Leadership, LeadershipLost
 from vllm_operator.controller.log_followers import Followers
 from vllm_operator.controller.log_output import configure, describe_end, handle_loop_error
 from vllm_operator.controller.log_share import LogShare
-from vllm_operator.controller.metrics import Metrics
+from vllm_operator.controller.metrics import HealthServer, Metrics
 from vllm_operator.controller.model_configs import ModelConfigs
 from vllm_operator.controller.object_cache import CacheUpdater, ObjectCache
-from vllm_operator.controller.preconditions import Preconditions, WatchesOutdated
-from vllm_operator.controller.presets import Presets
+from vllm_operator.controller.preconditions import Preconditions, Readiness, WatchesOutdated
 from vllm_operator.controller.queue import Priority, WorkQueue
-from vllm_operator.controller.reconciler import Reconciler
+from vllm_operator.controller.reconciler import Reconciler, Workers
 from vllm_operator.controller.settings import PREFIX, Settings, SettingsError
 from vllm_operator.controller.user_data import KnownCatalog, KnownCrashes, UserData, qualified_name
 from vllm_operator.controller.watches import Watches
-from vllm_operator.controller.workers import Workers
 from vllm_operator.hub.client import HttpHub
 from vllm_operator.inventory.nodes import read_inventory
 from vllm_operator.kube.api_client import ConnectionOutdated, Fence, KubeClient
@@ -147,7 +144,6 @@ class Operator:
             self.metrics.observe_leader(client.fence.is_open, lambda: leadership.since)
         self.queue: WorkQueue[Key] = WorkQueue()
         self.cache = ObjectCache(client)
-        self.presets = Presets(self.cache)
         child_changed = partial(self.queue.add, priority=Priority.EVENT)
         known, crashes = KnownCatalog.of(load_catalog()), KnownCrashes.of(load_startup())
         self.followers = Followers(
@@ -173,7 +169,6 @@ class Operator:
             logs=self.followers,
             metrics=self.metrics,
             configs=self.configs,
-            presets=self.presets,
             settings=settings,
         )
         self.workers = Workers(self.queue, self.reconciler, self.metrics, number=settings.workers, resync_seconds=settings.resync_seconds)
@@ -187,7 +182,6 @@ class Operator:
             changed=self.queue.add,
             child_changed=child_changed,
             resync=partial(self.queue.add, priority=Priority.RESYNC),
-            users_of=self.presets.users_of,
             namespaces=settings.namespaces,
             seconds=settings.resync_seconds,
         )

@@ -25,8 +25,7 @@ from vllm_operator.controller.observe import Snapshot
 from vllm_operator.controller.settings import Settings
 from vllm_operator.controller.user_data import KnownCatalog, KnownCrashes
 from vllm_operator.inventory.nodes import read_instance_pools
-from vllm_operator.inventory.pools import Inventory
-from vllm_operator.inventory.room import Room, find_room
+from vllm_operator.inventory.pools import Inventory, Room, find_room
 from vllm_operator.kube.client import CLAIM, CLAIM_TEMPLATE, Manifest
 from vllm_operator.kube.managed_fields import differs_in_template
 from vllm_operator.planning.outcome import Outcome

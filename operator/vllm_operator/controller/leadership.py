@@ -16,7 +16,7 @@ from typing import Any
 
 from vllm_operator.api import reading
 from vllm_operator.api.labels import NAME_LABEL, OPERATOR_NAME
-from vllm_operator.controller.health import Readiness
+from vllm_operator.controller.preconditions import Readiness
 from vllm_operator.kube.api_client import Fence
 from vllm_operator.kube.client import LEASE, ClusterClient, ClusterError, Conflict, Forbidden, Manifest, NotFound, Unauthorized, Unavailable
 

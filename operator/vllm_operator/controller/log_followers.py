@@ -16,8 +16,7 @@ from vllm_operator.controller.log_share import LogShare, Slots
 from vllm_operator.kube.client import ClusterClient, Key, Manifest
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.state import Stage, StartupState, UnreadLog
-from vllm_operator.pods.owner import place_of
-from vllm_operator.pods.view import is_ready
+from vllm_operator.pods.view import is_ready, place_of
 
 RunKey = tuple[str, int]
 

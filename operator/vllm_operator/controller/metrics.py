@@ -1,8 +1,9 @@
-"""Metrics of the operator in Prometheus format."""
+"""Metrics of the operator in Prometheus format, and the HTTP server of metrics and probes."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
+from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -11,6 +12,7 @@ from vllm_operator import __version__
 from vllm_operator.api.conditions import ORDER, Reason
 from vllm_operator.api.status import VLLMDeploymentStatus
 from vllm_operator.catalog.startup import load_startup
+from vllm_operator.controller.preconditions import Readiness
 from vllm_operator.kube.client import Key
 from vllm_operator.logs.state import Stage
 from vllm_operator.status.starts import StartClock
@@ -214,3 +216,44 @@ def _samples(status: VLLMDeploymentStatus, start: StartClock | None, reasons: Co
     if before is not None and warm is not None:
         yield "start_saved_seconds", (), max(0, before - warm)
     yield "quarantined_caches", (), cache.generation or 0
+
+
+class HealthServer:
+    """Serves `/healthz`, `/readyz` and `/metrics`.
+
+    The operator is alive if its event loop runs, workers take keys, and no reconciliation hangs. It is ready if all preconditions are met;
+    `/readyz` lists the missing ones, one per line.
+    """
+
+    def __init__(self, metrics: Metrics, readiness: Readiness, *, stuck: Callable[[], str | None]) -> None:
+        """Initialize. `stuck` returns why the operator should be restarted, or None."""
+        self._metrics = metrics
+        self._readiness = readiness
+        self._stuck = stuck
+        app = web.Application()
+        app.add_routes([web.get("/healthz", self._healthz), web.get("/readyz", self._readyz), web.get("/metrics", self._metrics_page)])
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
+
+    async def start(self, host: str, port: int) -> int:
+        """Start to listen. Return the port, which the system chooses if `port` is 0. Raises OSError if the port is in use."""
+        await self._runner.setup()
+        await web.TCPSite(self._runner, host, port).start()
+        return int(self._runner.addresses[0][1])
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        await self._runner.cleanup()
+
+    async def _healthz(self, request: web.Request) -> web.Response:
+        reason = self._stuck()
+        return web.Response(status=503 if reason else 200, text=f"{reason or 'ok'}\n")
+
+    async def _readyz(self, request: web.Request) -> web.Response:
+        if self._readiness.standby:
+            return web.Response(text=f"{self._readiness.standby}\n")
+        if self._readiness:
+            return web.Response(text="ok\n")
+        return web.Response(status=503, text="".join(f"{message}\n" for message in self._readiness.missing.values()))
+
+    async def _metrics_page(self, request: web.Request) -> web.Response:
+        return web.Response(body=self._metrics.render(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})

@@ -25,7 +25,7 @@ from vllm_operator.api import reading
 from vllm_operator.api.base import cut_depth
 from vllm_operator.kube import client as kube
 from vllm_operator.kube.client import ClusterClient, ClusterError, Key, Kind, Manifest, Query, children_of, kind_of, selector_of
-from vllm_operator.pods.owner import instance_of
+from vllm_operator.pods.view import instance_of
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,13 @@ class ObjectCache:
 
     def known(self, kind: Kind, namespace: str | None) -> list[Manifest]:
         """Return the objects of a watched kind, in a namespace or in all."""
-        return self._found(kind, (name for name in self._objects[kind] if namespace in (None, name[0])))
+        return self._found(kind, (name for name in self._objects.get(kind, ()) if namespace in (None, name[0])))
+
+    def users_of(self, kind: Kind, preset: Key) -> list[Key]:
+        """Return the VLLMDeployments that name a preset."""
+        named = {"kind": kind.kind, "name": preset[1]}
+        resources = self.known(kube.VLLM_DEPLOYMENT, preset[0] or None)
+        return [name_of(each) for each in resources if {"kind": kube.PRESET.kind, **reading.mapping(each, "spec", "presetRef")} == named]
 
     def is_complete(self, kind: Kind) -> bool:
         """Return whether the cache has all objects of a kind."""
@@ -211,8 +217,6 @@ class CacheUpdater:
     """Called with the key of each VLLMDeployment of which a child has changed."""
     resync: Callable[[Key], None]
     """Called by `add_all`."""
-    users_of: Callable[[Kind, Key], Iterable[Key]]
-    """Returns the VLLMDeployments that name a preset."""
     namespaces: Sequence[str] = ()
     seconds: float = 600.0
     """Interval in which all kinds are listed."""
@@ -268,7 +272,7 @@ class CacheUpdater:
 
     def _add(self, kind: Kind, key: Key) -> None:
         notify = self.changed if kind in _KEYS else self.child_changed
-        for affected in self.users_of(kind, key) if kind in _PRESETS else (key,):
+        for affected in self.cache.users_of(kind, key) if kind in _PRESETS else (key,):
             notify(affected)
 
 

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import VALID_SPEC, Reason, Verdict
 from vllm_operator.api.labels import RAN_ANNOTATION, SERVED_ANNOTATION
+from vllm_operator.api.operation import PresetReference
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment, primer_name, template_spec
 from vllm_operator.api.status import ConditionStatus
@@ -44,7 +45,6 @@ from vllm_operator.controller.model_configs import ModelConfigs
 from vllm_operator.controller.optional_objects import CreatedObjects
 from vllm_operator.controller.ownership import find_child, find_workload, is_controlled_by, is_of_another
 from vllm_operator.controller.plan_store import PlanStore
-from vllm_operator.controller.presets import Presets
 from vllm_operator.controller.user_data import KnownCatalog
 from vllm_operator.hub.client import HubAnswer
 from vllm_operator.inventory.pools import Inventory
@@ -62,9 +62,9 @@ from vllm_operator.planning.pinning import (
     rollbacks_to_try,
     standing_of,
 )
+from vllm_operator.planning.presets import missing_definition, missing_preset, with_preset
 from vllm_operator.planning.validation import ArtifactTrust, refuse_artifact
-from vllm_operator.pods.owner import instance_of
-from vllm_operator.pods.view import Phase, PodView, read_pod
+from vllm_operator.pods.view import Phase, PodView, instance_of, read_pod
 from vllm_operator.rendering.revision import applied_revision, find_revision, is_recorded, is_revision_of
 from vllm_operator.status.bad_nodes import without_restarted
 from vllm_operator.status.report import UNREADABLE_SECONDS, describe_invalid_spec
@@ -162,7 +162,6 @@ class Observer:
     client: ClusterClient
     catalog: KnownCatalog
     plans: PlanStore
-    presets: Presets
     created: CreatedObjects
     inventory: InventoryCache
     logs: Followers
@@ -264,7 +263,7 @@ class Observer:
         """Add the current plan, the preset and the hub's answer; None while the hub has not answered."""
         resource = await self._with_rollback(snapshot.resource) or await self.plans.read(snapshot.resource, snapshot.deployment)
         if not isinstance(resource, Verdict) and resource.rolled_back_to is None:
-            resource = await self.presets.merge(resource)
+            resource = await self._with_preset(resource)
         if isinstance(resource, Verdict):
             return replace(snapshot, unplanned=Outcome(VALID_SPEC, resource, None))
         revision = find_revision(snapshot.revisions, resource.status.revision)
@@ -281,6 +280,35 @@ class Observer:
             return replace(snapshot, unplanned=not_accepted(refusal))
         return snapshot
 
+    async def _with_preset(self, resource: VLLMDeployment) -> VLLMDeployment | Verdict:
+        """Merge the preset that an object names into its spec, or return a verdict why that is not possible. Raises ClusterError."""
+        reference = resource.spec.preset_ref
+        if reference is None:
+            return resource
+        try:
+            found = await self._find_preset(reference, resource.metadata.namespace)
+        except ClusterError as error:
+            found = Verdict(ConditionStatus.UNKNOWN, Reason.PRESET_INVALID, f"{reference} cannot be read: {error}")
+            if isinstance(with_preset(resource, found), Verdict):
+                raise  # a new plan needs the preset
+        return with_preset(resource, found)
+
+    async def _find_preset(self, reference: PresetReference, namespace: str) -> Manifest | Verdict:
+        """Return the spec of a preset, or a verdict if it cannot be read. Raises ClusterError other than NotFound and Forbidden.
+
+        The CRDs may be missing, for example after an upgrade of the operator alone.
+        """
+        kind = next(each for each in (kube.PRESET, kube.CLUSTER_PRESET) if each.kind == reference.kind)
+        try:
+            presets = await self.client.find(kind, namespace if kind.namespaced else None)  # the operator may list presets but not get one
+        except NotFound:
+            return missing_definition(reference)
+        except Forbidden as error:
+            message = f"The operator may not {error.verb} {error.resource}, so {reference} is unknown. Allow it in its ClusterRole."
+            return Verdict(ConditionStatus.UNKNOWN, Reason.PERMISSION_MISSING, message)
+        specs = {preset["metadata"]["name"]: reading.mapping(preset, "spec") for preset in presets}
+        return dict(specs[reference.name]) if reference.name in specs else missing_preset(reference, namespace, specs)
+
     async def _with_serving_plan(self, snapshot: Snapshot) -> Snapshot:
         rollout, name = snapshot.resource.spec.rollout, applied_revision(snapshot.deployment)
         if rollout is None or rollout.gate != "Measure" or not name or snapshot.resource.status.revision in (None, name):
@@ -296,7 +324,7 @@ class Observer:
             replaced = await self.plans.find(resource, names[1])
             if replaced is None:  # the annotation may be a copy from another object
                 continue
-            current = await self.presets.merge(resource.with_pinned(replaced))
+            current = await self._with_preset(resource.with_pinned(replaced))
             if not isinstance(current, Verdict) and is_in_force(replaced, current):
                 return await self.plans.roll_back(current, names[0], by_operator=names != read_rollback(resource))
         return None

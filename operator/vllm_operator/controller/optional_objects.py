@@ -21,7 +21,7 @@ from vllm_operator.controller.ownership import is_created_by_operator
 from vllm_operator.kube import client as kube
 from vllm_operator.kube.client import ClusterClient, ClusterError, Forbidden, Key, Kind, Manifest, NotFound, Unavailable, selector_of
 from vllm_operator.kube.recent import Recent
-from vllm_operator.pods.owner import selects
+from vllm_operator.pods.view import selects
 from vllm_operator.rendering.exposure import render_autoscaler, render_disruption_budget, render_exposure
 from vllm_operator.status.observation import Exposure, ObjectProblem
 

@@ -8,14 +8,16 @@ The ClusterRole of the chart also grants permissions that only features need. Th
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from vllm_operator.api import labels
-from vllm_operator.controller.health import Readiness
 from vllm_operator.kube import client as kube
 from vllm_operator.kube.client import ClusterClient, ClusterError, Forbidden, Kind, NotFound, Unauthorized, Unavailable
+
+log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 2.0
 """Delay between attempts while a precondition is missing, and minimum delay between checks after a refused request."""
@@ -25,6 +27,30 @@ LOST_CHECKS = 3
 """Consecutive checks without a watched kind before the operator exits: a new API server denies everything until it has read the roles."""
 REVIEWS = 8
 """Permissions that are checked concurrently."""
+
+
+@dataclass(slots=True)
+class Readiness:
+    """Missing preconditions, as messages by name. The operator is ready if there are none."""
+
+    missing: dict[str, str] = field(default_factory=dict)
+    standby: str = ""
+    """A message about the leader if this process is a standby. A standby is ready."""
+
+    def set_missing(self, name: str, message: str) -> None:
+        """Add a missing precondition. A new message is logged."""
+        if self.missing.get(name) != message:
+            log.warning("%s", message)
+        self.missing[name] = message
+
+    def clear_missing(self, *names: str) -> None:
+        """Remove missing preconditions. A change is logged."""
+        for name in names:
+            if self.missing.pop(name, None) is not None:
+                log.info("%s: not missing any more", name)
+
+    def __bool__(self) -> bool:
+        return not self.missing
 
 
 @dataclass(frozen=True, slots=True)

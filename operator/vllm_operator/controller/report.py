@@ -30,8 +30,7 @@ from vllm_operator.controller.user_data import KnownCrashes
 from vllm_operator.inventory.pools import Inventory
 from vllm_operator.kube.client import CLAIM, POD, SERVICE, ClusterClient, Forbidden, Invalid, Manifest
 from vllm_operator.kube.events import record_event, shorten
-from vllm_operator.pods.owner import place_of
-from vllm_operator.pods.view import Phase, PodView, has_run
+from vllm_operator.pods.view import Phase, PodView, has_run, place_of
 from vllm_operator.rendering.revision import applied_revision, find_revision
 from vllm_operator.status.events import describe_restored
 from vllm_operator.status.observation import Observation

@@ -9,7 +9,7 @@ from vllm_operator.api.reading import mapping, objects, read_count, read_mebibyt
 from vllm_operator.catalog.gpus import read_version
 from vllm_operator.inventory.node_labels import valid_architecture
 from vllm_operator.inventory.pools import GPU_DEVICE_CLASS, MIG_DEVICE_CLASS, Pool, Source, Usage
-from vllm_operator.pods.owner import instance_of
+from vllm_operator.pods.view import instance_of
 
 DRIVER = "gpu.nvidia.com"
 TEXT_LENGTH = 64

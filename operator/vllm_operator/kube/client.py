@@ -103,7 +103,7 @@ def selector_of(kind: Kind) -> dict[str, str]:
     """Return the labels that select the listed and watched objects of a kind; empty for all objects.
 
     Pods are selected by a label of their Deployment's selector, which neither `spec.podTemplate` nor tools can remove. Other Pods may have
-    it too: `vllm_operator.pods.owner` determines the owner of a Pod.
+    it too: `vllm_operator.pods.view` determines the owner of a Pod.
     """
     if kind in (VLLM_DEPLOYMENT, PRESET, CLUSTER_PRESET):
         return {}

@@ -8,7 +8,6 @@ matching     signatures and other strings of the catalog in a line
 tracebacks   frames and exceptions of several processes
 crash        the root cause of a crash
 ranks        the root cause among the nodes of one engine
-termination  combines the log with the status of the container
 state        the result
 
 Logs are untrusted input. Nothing here raises on any input, backtracks without bound, or keeps an unbounded state for a run.

@@ -39,7 +39,7 @@ from vllm_operator.logs.tracebacks import (
     is_of_a_request,
     ungrouped,
 )
-from vllm_operator.text.redaction import present
+from vllm_operator.text.wording import present
 
 TERMINATED = "TerminatedDuringStartup"
 STILL = "EngineStandsStill"

@@ -13,7 +13,7 @@ from vllm_operator.logs.lines import ERROR, LINE_LIMIT, Line, LineReader, LogClo
 from vllm_operator.logs.start import StartTracker, prepare
 from vllm_operator.logs.state import Crash, StartupState
 from vllm_operator.logs.tracebacks import CHARACTERS_KEPT, LINES_KEPT
-from vllm_operator.text.redaction import present
+from vllm_operator.text.wording import present
 
 _LONG = 300  # minimum characters of a line that may contain several records
 _UVICORN = ":     "  # end of the header of a record of uvicorn, which has no time

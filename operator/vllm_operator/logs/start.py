@@ -18,7 +18,7 @@ from vllm_operator.logs.lines import INFO, WARNING, Line, LogClock
 from vllm_operator.logs.matching import Recognizer, compiled
 from vllm_operator.logs.progress import Counts, read_bar
 from vllm_operator.logs.state import CacheEvidence, Crash, MeasuredMemory, Membership, Progress, Stage, StartupState
-from vllm_operator.text.redaction import present
+from vllm_operator.text.wording import present
 
 _ACCESS = re.compile(r'"(?:GET|POST|HEAD|PUT|DELETE|OPTIONS) /\S{0,300} HTTP/[\d.]{1,3}" [24]\d\d')
 """An answered request, even if the answer is an error: a server that is not ready answers no requests."""

@@ -29,8 +29,7 @@ from vllm_operator.planning.placement.targets import InUse, in_use_of, may_run_o
 from vllm_operator.planning.pod_template import run_as_user
 from vllm_operator.pods.view import Phase, PodView, has_run
 from vllm_operator.sizing.parallelism import COUNT_LIMIT, ParallelShape, Shape, resolve_shape
-from vllm_operator.text.redaction import present, redact
-from vllm_operator.text.wording import MESSAGE_LIMIT, whole_sentences
+from vllm_operator.text.wording import MESSAGE_LIMIT, present, redact, whole_sentences
 
 DIFFERENCES_IN_MESSAGE = 4
 """Maximum differences in the condition. All are in `Outcome.drift`."""

@@ -1,4 +1,4 @@
-"""The state of a Pod, from its status and its events.
+"""The VLLMDeployment that a Pod belongs to, and its state, from its status and its events.
 
 The status of a Pod consists of a phase, conditions, container states and last states. `read_pod` combines them into a `PodView`: one
 phase, the reason and message of the kubelet or scheduler, and how the last run of the engine ended. Some facts are only in events: that
@@ -13,14 +13,16 @@ Behaviour of a real kubelet (v1.35.4):
   started in 1970.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
 from vllm_operator.api import labels, reading
+from vllm_operator.api.labels import COMPONENT_LABEL, GROUP_INDEX_LABEL, INSTANCE_LABEL, NAME, NAME_LABEL, WORKER_INDEX_LABEL
 from vllm_operator.api.reading import Manifest, RunKey
+from vllm_operator.api.resource import JOB_PURPOSES, Role, job_prefix, primer_name
 from vllm_operator.pods.tools import HANG_PREFIX
 
 
@@ -115,6 +117,8 @@ class _Found:
     since: datetime | None = None
 
 
+HASH_LABEL = "pod-template-hash"
+"""Label of the Deployment controller. The name of a ReplicaSet consists of the name of the Deployment and this hash."""
 _STEPS = {
     **dict.fromkeys(("FailedMount", "FailedAttachVolume", "FailedMapVolume"), Phase.WAITING_FOR_VOLUME),
     **dict.fromkeys(("FailedCreatePodSandBox", "FailedSync", "Pulled"), Phase.CREATING),
@@ -146,6 +150,67 @@ def has_run(pod: Manifest) -> bool:
     ended = (reading.mapping(engine, state, "terminated") for state in ("state", "lastState"))
     has_ended = any(end and reading.text(end, "reason") not in _NEVER_RAN for end in ended)
     return bool(reading.mapping(engine, "state", "running")) or has_ended
+
+
+def instance_of(pod: Manifest) -> str | None:
+    """Return the name of the VLLMDeployment that a Pod belongs to; None if it belongs to none. Accepts any object.
+
+    A Pod is identified by the labels in the selector of its Deployment, and by its controller. A ReplicaSet releases a Pod that loses one
+    of these labels, so every Pod of the operator has them, and `spec.podTemplate` cannot change them. All other labels, such as
+    `app.kubernetes.io/managed-by`, may have any value. For a LeaderWorkerSet, a StatefulSet of its name controls the leaders, and for each
+    group a StatefulSet with the name of the leader controls the followers.
+    """
+    labels = reading.mapping(pod, "metadata", "labels")
+    name = reading.read_text(labels.get(INSTANCE_LABEL))
+    if name is None or labels.get(NAME_LABEL) != NAME:
+        return None
+    controller = reading.controller_of(pod)
+    kind, owner = controller.get("kind"), controller.get("name")
+    suffix = reading.read_text(labels.get(HASH_LABEL))
+    match labels.get(COMPONENT_LABEL):
+        case Role.ENGINE:
+            is_owned = (kind, owner) in (("ReplicaSet", f"{name}-{suffix}"), ("StatefulSet", name))
+        case Role.FOLLOWER:
+            is_owned = kind == "StatefulSet" and owner == f"{name}-{reading.read_text(labels.get(GROUP_INDEX_LABEL))}"
+        case Role.PRIMER:
+            is_owned = kind == "ReplicaSet" and owner == f"{primer_name(name)}-{suffix}"
+        case role if role in JOB_PURPOSES:
+            is_owned = kind == "Job" and isinstance(owner, str) and owner.startswith(job_prefix(name, Role(role)))
+        case _:
+            is_owned = False
+    return name if is_owned else None
+
+
+def place_of(pod: Manifest) -> tuple[int, int] | None:
+    """Return the number of the group of a Pod and its number within the group; None if it belongs to no group."""
+    group, worker = (reading.text(pod, "metadata", "labels", label) for label in (GROUP_INDEX_LABEL, WORKER_INDEX_LABEL))
+    numbers = group.isascii() and group.isdigit() and worker.isascii() and worker.isdigit() and len(group + worker) < 10
+    return (int(group), int(worker)) if numbers else None
+
+
+def selects(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:
+    """Return whether a LabelSelector selects an object with these labels. None and an invalid one select nothing, an empty one all."""
+    if selector is None:
+        return False
+    if any(labels.get(name) != value for name, value in reading.mapping(selector, "matchLabels").items()):
+        return False
+    return all(meets(labels, requirement) is True for requirement in reading.objects(selector, "matchExpressions"))
+
+
+def meets(labels: Mapping[str, str], requirement: Mapping[str, Any]) -> bool | None:
+    """Return whether labels meet a requirement of a selector for objects or nodes; None for an operator that only nodes have."""
+    name, values = reading.text(requirement, "key"), reading.sequence(requirement.get("values"))
+    match requirement.get("operator"):
+        case "In":
+            return labels.get(name) in values
+        case "NotIn":
+            return labels.get(name) not in values
+        case "Exists":
+            return name in labels
+        case "DoesNotExist":
+            return name not in labels
+        case _:
+            return None
 
 
 def read_pod(pod: Manifest) -> PodView:

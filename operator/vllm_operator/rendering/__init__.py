@@ -2,7 +2,7 @@
 
 manifests       PVCs (volumes), Service, ResourceClaimTemplate, Deployment
 exposure        NetworkPolicy, HTTPRoute, InferencePool, PodDisruptionBudget, HorizontalPodAutoscaler, ScaledObject
-pod             Pod template: container, volumes, `spec.podTemplate` merged over them (pod_template), and init containers
+pod             Pod template: container, volumes, `spec.podTemplate` merged over them, and init containers
 resource_claim  ResourceClaimTemplate for DRA
 revision        the ControllerRevision that contains a plan, and which one a Deployment was rendered from
 """

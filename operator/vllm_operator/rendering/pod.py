@@ -4,6 +4,11 @@ The engine's container and volumes are rendered and merged with the user's `spec
 order. They run in the engine's image and as its user, as merged, but without its GPUs. A container of the user with the same name replaces
 a feature's.
 
+In the merge, the user's values take precedence. Objects are merged field by field. Lists of containers, volumes, variables and so on are
+merged entry by entry, with the keys that Kubernetes uses. Tolerations are appended. All other lists are replaced. A null removes a rendered
+field. Entries that have one of several kinds (a volume, a variable, a port) are replaced as a whole, because the API server refuses an
+entry of two kinds. The labels that select Pods keep their values.
+
 `prepare-cache` marks the cache directory as the operator's. The cleaning Job deletes only marked directories (`tools/clean_caches.py`). The
 marker is an empty file whose name contains the name of the directory, so a copy of the directory under another name is not marked. Its
 modification time is the last use of the directory, even on a file system without access times. A start continues without a marker.
@@ -21,6 +26,7 @@ from typing import Any
 from vllm_operator.api import reading
 from vllm_operator.api.labels import COMPONENT_LABEL, CONTAINER
 from vllm_operator.api.plan import Plan
+from vllm_operator.api.reading import mapping
 from vllm_operator.api.resource import Role, VLLMDeployment, labels_of
 from vllm_operator.api.spec import AdapterSpec
 from vllm_operator.caches.address import FETCH_CACHES_CONTAINER, FETCH_VARIABLE, cache_address, is_read_only, volume_at
@@ -30,9 +36,9 @@ from vllm_operator.catalog.caches import ADAPTER_TOKEN_ROOT, ARTIFACT_SECRET_ROO
 from vllm_operator.planning.engine.adapters import adapter_path
 from vllm_operator.planning.engine.serving import grace_seconds
 from vllm_operator.planning.placement.targets import DEFAULT_TOLERATIONS
+from vllm_operator.planning.pod_template import HANDLERS, PLAIN, POD_TEMPLATE, SELECTOR_LABELS, MergeRules, check_pod_template, identify
 from vllm_operator.pods.tools import CHECK_PROGRAM, TOOLS_MOUNT, tool_command, with_tools
 from vllm_operator.rendering.container import CLAIM_REQUEST, render_container, render_follower
-from vllm_operator.rendering.pod_template import merge_pod_template
 from vllm_operator.rendering.resource_claim import render_resource_claim_template
 from vllm_operator.rendering.volumes import render_volumes
 
@@ -234,3 +240,70 @@ def _token_volume(adapter: AdapterSpec) -> dict[str, Any]:
     items = [{"key": adapter.token_secret_ref.key, "path": TOKEN_FILE}]
     name = f"adapter-token-{adapter_path(adapter).rpartition('-')[2]}"
     return {"name": name, "secret": {"secretName": adapter.token_secret_ref.name, "items": items}}
+
+
+def merge_pod_template(rendered: Mapping[str, Any], template: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return a copy of the rendered Pod template with the user's template merged over it. Raises SpecError."""
+    check_pod_template(template)
+    merged = _merge_object(rendered, _without_empty_parts(template or {}), POD_TEMPLATE)
+    kept = {label: value for label, value in mapping(rendered, "metadata", "labels").items() if label in SELECTOR_LABELS}
+    merged["metadata"] = {**merged["metadata"], "labels": {**merged["metadata"]["labels"], **kept}}
+    return merged
+
+
+def _without_empty_parts(template: Mapping[str, Any]) -> dict[str, Any]:
+    """Drop nulls where a Pod template requires an object. In YAML, `spec:` without content is null."""
+    given = {name: value for name, value in template.items() if value is not None}
+    for name, part in (("metadata", "labels"), ("spec", "containers")):
+        if name in given:
+            given[name] = {key: value for key, value in given[name].items() if key != part or value is not None}
+    return given
+
+
+def _merge_object(ours: Mapping[str, Any], theirs: Mapping[str, Any], rules: MergeRules) -> dict[str, Any]:
+    merged = {name: value for name, value in ours.items() if not _is_replaced_handler(name, theirs)}
+    for name, value in theirs.items():
+        if value is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = _merge_field(name, merged.get(name), value, rules)
+    return merged
+
+
+def _is_replaced_handler(name: str, theirs: Mapping[str, Any]) -> bool:
+    return name in HANDLERS and name not in theirs and any(theirs.get(handler) is not None for handler in HANDLERS)
+
+
+def _merge_field(name: str, ours: Any, theirs: Any, rules: MergeRules) -> Any:
+    if isinstance(theirs, Mapping) and isinstance(ours, Mapping):
+        return _merge_object(ours, theirs, rules.objects.get(name, PLAIN))
+    if isinstance(theirs, list) and isinstance(ours, list):
+        if name in rules.lists:
+            return _merge_list(ours, theirs, rules.lists[name], rules.entries.get(name))
+        if name in rules.added_to:
+            return [*ours, *(entry for entry in _without_nulls(theirs) if entry not in ours)]
+    return _without_nulls(theirs)
+
+
+def _merge_list(ours: list[Any], theirs: list[Any], keys: tuple[str, ...], entry_rules: MergeRules | None) -> list[Any]:
+    """Merge lists by entry. Entries without merge rules are replaced as a whole."""
+    given = {identify(entry, keys): entry for entry in theirs}
+    merged = []
+    for entry in ours:
+        replacement = given.pop(identify(entry, keys), None)
+        if replacement is None:
+            merged.append(entry)
+        elif entry_rules:
+            merged.append(_merge_object(entry, replacement, entry_rules))
+        else:
+            merged.append(_without_nulls(replacement))
+    return [*merged, *map(_without_nulls, given.values())]
+
+
+def _without_nulls(value: Any) -> Any:
+    """Drop null fields: there is no rendered field that they could remove."""
+    if isinstance(value, Mapping):
+        return {name: _without_nulls(entry) for name, entry in value.items() if entry is not None}
+    if isinstance(value, list):
+        return [_without_nulls(entry) for entry in value]
+    return value

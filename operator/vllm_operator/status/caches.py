@@ -21,8 +21,7 @@ from vllm_operator.caches.artifacts import FETCHED, FINAL, MAX_REJECTED, PUBLISH
 from vllm_operator.caches.claims import cache_claim_name, storage_of
 from vllm_operator.caches.context import ArtifactResult
 from vllm_operator.catalog.caches import CACHE_ROOT
-from vllm_operator.pods.owner import place_of
-from vllm_operator.pods.view import Phase
+from vllm_operator.pods.view import Phase, place_of
 from vllm_operator.status.cache_damage import MAX_QUARANTINED, CacheDamage, latest, next_generation
 from vllm_operator.status.claims import claim_verdict, one_node
 from vllm_operator.status.observation import Observation, why_no_pod

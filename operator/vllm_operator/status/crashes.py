@@ -24,10 +24,9 @@ from vllm_operator.catalog.startup import Signature
 from vllm_operator.catalog.templates import fill_in
 from vllm_operator.logs.crash import UNKNOWN
 from vllm_operator.logs.state import Crash, LogProblem, Stage, StartupState, UnreadLog
-from vllm_operator.logs.termination import SAYS_NOTHING
 from vllm_operator.pods.view import Phase, Termination, killed_by_probe
 from vllm_operator.rendering.revision import find_revision
-from vllm_operator.status.knowledge import explain_end, match_pod
+from vllm_operator.status.knowledge import SAYS_NOTHING, explain_end, match_pod
 from vllm_operator.status.observation import Observation, PodFacts
 from vllm_operator.text import wording
 

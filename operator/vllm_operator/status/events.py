@@ -26,12 +26,14 @@ from vllm_operator.api.conditions import (
     Reason,
     find_condition,
 )
+from vllm_operator.api.labels import GATE_ANNOTATION
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.status import Condition, VLLMDeploymentStatus
+from vllm_operator.caches.measurement import read_record
 from vllm_operator.pods.view import Phase
+from vllm_operator.rendering.revision import find_revision
 from vllm_operator.status.claims import CLAIM_PROBLEMS
 from vllm_operator.status.crashes import Crashes, reason_of
-from vllm_operator.status.gate import draft_measured
 from vllm_operator.status.knowledge import Messages
 from vllm_operator.status.observation import Observation
 from vllm_operator.status.planned import Backends, backends_logged_before, ignored_fields, mismatches
@@ -63,7 +65,7 @@ def draft_events(observed: Observation, status: VLLMDeploymentStatus, crashes: C
         *_planning(observed, status, logged),
         *_changed_messages(observed, status),
         *_stuck(observed, status),
-        *draft_measured(observed),
+        *_measured(observed),
         *_parts(observed, status),
         *_crash(observed, crashes),
         *_caches(observed, status),
@@ -158,6 +160,19 @@ def _stuck(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[Even
     if before is None or before.reason != now.reason or worst.name not in before.message:
         series = f"{now.reason}-{worst.uid}"
         yield EventDraft(WARNING, now.reason, now.message, f"{series}-{worst.restarts}-{worst.stage}", series)
+
+
+def _measured(observed: Observation) -> Iterator[EventDraft]:
+    """Draft the event about a comparison after which the rollout has begun."""
+    before = find_condition(observed.previous.conditions, READY)
+    if before is None or before.reason != Reason.MEASURING or (observed.activity.gate is not None and observed.activity.gate.is_held):
+        return
+    revision = find_revision(observed.revisions, observed.revision)
+    record = read_record(reading.text(revision, "metadata", "annotations", GATE_ANNOTATION))
+    if record is not None and record.is_over and not record.worse and not record.failure:
+        figures = [figure.text for figure in record.figures]
+        text = observed.messages.say("event.measured", skipped=record.skipped, figures=figures, load=record.load)
+        yield EventDraft(WARNING if record.skipped else NORMAL, "Measured", text, f"measured-{observed.revision}")
 
 
 def _parts(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:

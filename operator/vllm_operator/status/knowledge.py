@@ -4,7 +4,7 @@ Each text of a condition or an event is a jinja2 template in `catalog/data/messa
 template fails if it uses a value that it was not given; the tests render all of them.
 
 The rules for terminated containers and Pods (`terminations.yaml`) use only the status of a Pod and its events: a failed probe, an eviction,
-a refusal by the kubelet. `vllm_operator.logs.termination` evaluates the log, the exit code and the kernel's OOM kills.
+a refusal by the kubelet. `diagnose_termination` evaluates the log, the exit code and the kernel's OOM kills.
 """
 
 import re
@@ -23,13 +23,13 @@ from vllm_operator.catalog.backends import LoggedNames, load_logged_names
 from vllm_operator.catalog.entry import Entry, load_file
 from vllm_operator.catalog.startup import Remedy, Signature, StartupKnowledge, load_remedies, load_startup
 from vllm_operator.catalog.versions import Versions, load_versions
-from vllm_operator.logs.crash import UNKNOWN
+from vllm_operator.logs.crash import TERMINATED, UNKNOWN, describe
+from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.state import Crash, Stage
-from vllm_operator.logs.termination import diagnose_termination
 from vllm_operator.pods.tools import HANG_PREFIX
 from vllm_operator.pods.view import Phase, PodView, Termination
 from vllm_operator.text import wording
-from vllm_operator.text.wording import clean, sentence
+from vllm_operator.text.wording import clean, present, sentence
 
 _PREEMPTION = re.compile(r"[.,;] (?:no new claims to deallocate|still not schedulable|preemption:|not found\.?$)")
 _FORBIDDEN_POD = re.compile(r'^pods "[^"]*" is forbidden: ')
@@ -185,10 +185,72 @@ def explain_end(
         return replace(hung, excerpt=log_crash.excerpt) if log_crash is not None else hung
     container = reading.named(view.manifest, view.container or CONTAINER, "spec", "containers", key="name")
     limit = reading.text(container, "resources", "limits", "memory") or "none"
-    found = diagnose_termination(knowledge.startup, ended, log_crash=log_crash, stage=stage, unread=unread, limit=limit, ram=ram)
+    found = diagnose_termination(knowledge, ended, log_crash=log_crash, stage=stage, unread=unread, limit=limit, ram=ram)
     if found is not None and found.signature != UNKNOWN and found.signature not in knowledge.weak:
         return found
     return match_container(knowledge.terminations, view, ended, probe, stage) or found
+
+
+_OOM = "OOMKilled"
+_BY_EXIT_CODE = {132: "IllegalInstruction", 135: "BusErrorSharedMemory"}
+_NATIVE = "NativeCodeCrash"
+_IN_COMPILED_CODE = (6, 8, 11)  # signals for errors in native code without a signature
+_SIGNALS = {
+    4: "illegal instruction",
+    6: "abort",
+    7: "bus error",
+    8: "arithmetic error",
+    9: "killed",
+    11: "segmentation fault",
+    15: "terminated",
+}
+_LINE_LIMIT = 400
+SAYS_NOTHING = "and its log does not say why"
+"""End of the cause of a crash without an error in the log."""
+
+
+def diagnose_termination(
+    knowledge: Knowledge, ended: Termination, *, log_crash: Crash | None, stage: str = "", unread: str = "", **memory: str
+) -> Crash | None:
+    """Return why a container ended, from its status and its log, or None if it ended without an error.
+
+    If the log explains the crash, it is more precise than the status, with one exception: when the kernel kills processes of a container
+    for its memory use, the log shows the ends of other processes, which look like crashes.
+
+    `log_crash` and `stage` are what the log shows; `unread` is a clause with the reason why it could not be read. `memory`: `limit`,
+    the memory limit of the container, or `none`; `ram`, what a start takes and why.
+    """
+    exit_code, reason = ended.exit_code, ended.reason
+    number = ended.signal or ((exit_code - 128) if exit_code is not None and 128 < exit_code < 160 else None)
+    said = f"exit code {exit_code}" + (f", {reason}" if reason not in ("", "Error") else "")
+    if reason == "OOMKilled" and (log_crash is None or not _is_specific(knowledge, log_crash) or log_crash.signature == TERMINATED):
+        return describe(knowledge.signatures[_OOM], said, (("stage", stage), *memory.items()))
+    if log_crash is not None and _is_specific(knowledge, log_crash):
+        return log_crash
+    parser = StartupParser(knowledge.startup)
+    parser.feed(ended.message)
+    parser.end()
+    from_message = parser.final_state.crash
+    if from_message is not None and (_is_specific(knowledge, from_message) or log_crash is None):
+        return from_message
+    named = knowledge.signatures.get(_BY_EXIT_CODE.get(128 + number if number else -1, ""))
+    if named is not None:
+        return describe(named, said, ())
+    if log_crash is not None:
+        return log_crash
+    if (exit_code in (0, None) and number is None) or number == 15:
+        return None
+    if number in _IN_COMPILED_CODE:
+        return describe(knowledge.signatures[_NATIVE], said, (("problem", f"signal {number}, {_SIGNALS[number]}"),))
+    how = f"was ended by signal {number} ({_SIGNALS[number]})" if number in _SIGNALS else "ended with an error"
+    text = present(ended.message.strip().rpartition("\n")[2], _LINE_LIMIT)
+    remedy = "Read the last lines of the log and the events of the Pod, and check the memory of the node."
+    return Crash(UNKNOWN, f"The engine {how} ({said}), {unread or SAYS_NOTHING}.", remedy, None, line=text or said, excerpt=text)
+
+
+def _is_specific(knowledge: Knowledge, crash: Crash) -> bool:
+    signature = knowledge.signatures.get(crash.signature)
+    return signature is not None and not signature.is_echo
 
 
 def match_container(rules: TerminationRules, view: PodView, ended: Termination, probe: str, stage: str = "") -> Crash | None:

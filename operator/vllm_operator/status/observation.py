@@ -31,17 +31,14 @@ from vllm_operator.api.status import VLLMDeploymentStatus
 from vllm_operator.caches.address import cache_key_of
 from vllm_operator.caches.claims import ClaimHolder
 from vllm_operator.caches.context import NO_ACTIVITY, CacheActivity
-from vllm_operator.inventory.pools import Inventory, Taint
-from vllm_operator.inventory.room import Room
+from vllm_operator.inventory.pools import Inventory, Room, Taint
 from vllm_operator.logs.progress import allowed_silence_seconds, infer_silence
 from vllm_operator.logs.ranks import LOST, GroupDiagnosis, GroupStanding, Rank, diagnose_ranks
 from vllm_operator.logs.state import CacheEvidence, Crash, Stage, StartupState, UnreadLog
-from vllm_operator.logs.termination import SAYS_NOTHING
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.placement.groups import ENGINES_FLAG
-from vllm_operator.pods.owner import place_of
-from vllm_operator.pods.view import EventLog, Phase, PodView, killed_by_probe, refine, told_to_stop_at
-from vllm_operator.status.knowledge import Knowledge, Messages, explain_end
+from vllm_operator.pods.view import EventLog, Phase, PodView, killed_by_probe, place_of, refine, told_to_stop_at
+from vllm_operator.status.knowledge import SAYS_NOTHING, Knowledge, Messages, explain_end
 
 DEFAULT_STALL_SECONDS = 600
 _NOT_STARTING = (Phase.CRASHED, Phase.FAILED, Phase.NODE_LOST, Phase.HUNG, Phase.NOT_RESPONDING, Phase.TERMINATING, Phase.READY)

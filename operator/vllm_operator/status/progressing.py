@@ -13,11 +13,13 @@ from vllm_operator.api.conditions import FALSE, TRUE, Reason, Verdict
 from vllm_operator.api.resource import LOG_OF_GROUPS, is_of_groups
 from vllm_operator.api.spec import AcceleratorSpec
 from vllm_operator.api.status import ConditionStatus, RemediationStatus, StartupStatus
+from vllm_operator.caches.context import Gate
+from vllm_operator.caches.measurement import MIN_PAIRS
 from vllm_operator.inventory.pools import GPU_TAINT, Taint
 from vllm_operator.logs.ranks import GroupStanding
+from vllm_operator.planning.outcome import compare
 from vllm_operator.pods.view import Phase
 from vllm_operator.status.claims import one_node, space_verdict, wrong_claim
-from vllm_operator.status.gate import describe_gate
 from vllm_operator.status.observation import Observation, PodFacts
 from vllm_operator.status.reaction import stall_restarts_left
 from vllm_operator.status.remedies import current
@@ -54,7 +56,7 @@ def progress(observed: Observation, block: StartupStatus | None, remediation: Re
         return Verdict(FALSE, Reason.ROLLOUT_HELD, say("rollout.held", held=held, serving=observed.serving))
     if (gate := observed.activity.gate) is not None and gate.is_held:
         starts = [pod_text(observed, view, block) for view in observed.primer_facts if view.phase not in (Phase.READY, Phase.TERMINATING)]
-        return describe_gate(observed, gate, next(iter(starts), ""))
+        return _measuring(observed, gate, next(iter(starts), ""))
     if (short := space_verdict(observed)) is not None:
         return short
     if observed.wanted == 0:
@@ -163,6 +165,31 @@ def _all_serve(observed: Observation) -> Verdict:
         text = say("starting.rollout", updated=rollout.updated, wanted=observed.wanted, **facts)
         return Verdict(TRUE, Reason.ROLLING_OUT, text)
     return Verdict(TRUE, Reason.STARTED, "")
+
+
+_MOST = 3
+"""Maximum number of figures and of differences in the message about a comparison."""
+
+
+def _measuring(observed: Observation, gate: Gate, start: str) -> Verdict:
+    """Judge a rollout that is measured, or held because of what was measured. `start` tells of the Pod that measures, or is empty."""
+    say, record, plan = observed.messages.say, gate.record, observed.outcome.plan
+    if record.skipped:
+        return Verdict(TRUE, Reason.MEASURING, say("event.measured", skipped=record.skipped))
+    if gate.run:
+        done = len(record.before) + len(record.after)
+        facts: dict[str, Any] = {"run": done + 1, "runs": max(2 * MIN_PAIRS, done + 1), "is_new": gate.is_new, "text": start}
+        return Verdict(TRUE, Reason.MEASURING, say("gate.running", serving=observed.serving, **facts))
+    differences = compare(observed.serving_plan, plan) if observed.serving_plan is not None and plan is not None else []
+    said = say(
+        "gate.held",
+        failure=record.failure,
+        worse=[figure.text for figure in sorted(record.worse, key=lambda figure: figure.limit / figure.loss)[:_MOST]],
+        differences=[f"{each.subject}: {each.after or 'not set'}, before {each.before or 'not set'}" for each in differences[:_MOST]],
+        load=record.load,
+        serving=observed.serving,
+    )
+    return Verdict(FALSE, Reason.ROLLOUT_HELD, said)
 
 
 _MISFITS = (

@@ -1,4 +1,4 @@
-"""Conditions: Ready (the most important problem), Available, Crashed, Hung, Stalled.
+"""Conditions: Ready (the most important problem), Available, Crashed, Hung, Stalled, and those of optional objects.
 
 Cause and remedy of a crash come from its signature (`catalog/data/signatures.yaml`), the sentences around them from
 `catalog/data/messages.yaml`.
@@ -24,10 +24,11 @@ from vllm_operator.api.conditions import (
 )
 from vllm_operator.api.status import AvoidedNode, CrashStatus, RemediationStatus, RollbackStatus
 from vllm_operator.pods.view import Phase
+from vllm_operator.rendering.exposure import render_disruption_budget, render_exposure
 from vllm_operator.status.bad_nodes import describe_node
 from vllm_operator.status.claims import CLAIM_PROBLEMS
 from vllm_operator.status.crashes import Crashes, reason_of
-from vllm_operator.status.observation import Observation
+from vllm_operator.status.observation import ObjectProblem, Observation
 from vllm_operator.status.planned import VERDICT_LIMIT
 from vllm_operator.status.progressing import partly, pod_text
 from vllm_operator.status.remedies import in_words, is_mere_suggestion
@@ -44,6 +45,25 @@ _PARTS = {
 """Conditions of what the spec asks for besides replicas, and the reasons of Ready without it, most important first."""
 ALL_STARTED = (Reason.SERVING, *_PARTS.values())
 """Reasons of Ready when all replicas serve the current spec."""
+GATEWAY_SECONDS = 30
+"""Interval between reads of an HTTPRoute that no Gateway has accepted yet. HTTPRoutes are not watched."""
+_BUDGET, _POLICY = "PodDisruptionBudget", "NetworkPolicy"
+_RELEASES = "https://github.com/kubernetes-sigs"
+_KEDA = "https://github.com/kedacore/keda/releases/download/v2.20.2/keda-2.20.2.yaml"
+_MANIFESTS = {
+    "HTTPRoute": f"-f {_RELEASES}/gateway-api/releases/download/v1.6.1/standard-install.yaml",
+    "InferencePool": f"-f {_RELEASES}/gateway-api-inference-extension/releases/download/v1.6.0/manifests.yaml",
+    "ScaledObject": f"--server-side -f {_KEDA}",
+}
+"""Arguments of `kubectl apply` that install the CustomResourceDefinition, by kind."""
+_FIELDS = {"gateway": "spec.gateway", "keda": "spec.autoscaling.keda"}
+"""The spec field that needs each integration."""
+_MESSAGES = {
+    Reason.KIND_NOT_INSTALLED: "exposed.not_installed",
+    Reason.INTEGRATION_DISABLED: "exposed.disabled",
+    Reason.METRICS_API_MISSING: "autoscaled.no_metrics",
+    Reason.AUTOSCALER_EXISTS: "autoscaled.exists",
+}
 
 
 def ready(
@@ -239,3 +259,41 @@ def _done(observed: Observation, decided: RemediationStatus, crash: CrashStatus)
         return ""
     changes = next((in_words(remedy.changes) for remedy in reversed(decided.applied) if remedy.signature == crash.signature), "")
     return observed.messages.say(f"done.{decided.state}", changes=changes, attempts=len(decided.applied))
+
+
+def judge_parts(observed: Observation) -> dict[str, Verdict]:
+    """Judge Isolated, Exposed, Autoscaled and Protected: the first problem of each, else that it is in effect if the spec asks for it."""
+    say, resource, spec = observed.messages.say, observed.resource, observed.resource.spec
+    found = [(ISOLATED if it.kind == _POLICY else EXPOSED, it) for it in observed.exposure.problems]
+    found += [(PROTECTED if it.kind == _BUDGET else AUTOSCALED, it) for it in observed.scaling]
+    judged = {type: _judge(observed, problem) for type, problem in reversed(found)}
+    if observed.exposure.awaits_gateway:
+        text = say("exposed.not_accepted", deployment=resource.metadata.name, namespace=resource.metadata.namespace)
+        judged.setdefault(EXPOSED, Verdict(FALSE, Reason.ROUTE_NOT_ACCEPTED, text))
+    kinds, scales = [kind for made in render_exposure(resource) if (kind := made["kind"]) != _POLICY], spec.autoscaling
+    scaler = "ScaledObject" if scales is not None and scales.keda is not None else "HorizontalPodAutoscaler"
+    in_effect = {
+        ISOLATED: say("isolated.in_effect") if spec.network_policy is not None else "",
+        EXPOSED: say("exposed.in_effect", kinds=kinds) if kinds else "",
+        AUTOSCALED: say("autoscaled.in_effect", kind=scaler, most=scales.max_replicas) if scales is not None else "",
+        PROTECTED: say("protected.in_effect", serving=observed.serving) if render_disruption_budget(resource) is not None else "",
+    }
+    return {type: Verdict(TRUE, Reason.IN_EFFECT, text) for type, text in in_effect.items() if text} | judged
+
+
+def _judge(observed: Observation, problem: ObjectProblem) -> Verdict:
+    text = observed.messages.say(
+        _MESSAGES.get(problem.reason, "exposed.refused"),
+        kind=problem.kind,
+        detail=problem.detail,
+        manifests=_MANIFESTS.get(problem.kind),
+        field=_FIELDS.get(problem.detail),
+    )
+    return Verdict(FALSE, problem.reason, text)
+
+
+def url(observed: Observation) -> str | None:
+    """Return the URL of a host that a Gateway serves, else the Service's URL; None without one, or before the first replica serves."""
+    if not observed.serving and observed.previous.url is None:
+        return None
+    return observed.exposure.url or service_url(observed)

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from vllm_operator.api import conditions, reading
 from vllm_operator.api.conditions import FALSE, READY, TRUE, UNKNOWN, EventDraft, Reason, Verdict
 from vllm_operator.api.status import StartupStatus, VLLMDeploymentStatus
-from vllm_operator.status import bad_nodes, caches, claims, optional_objects, planned, progressing, ready, startup
+from vllm_operator.status import bad_nodes, caches, claims, planned, progressing, ready, startup
 from vllm_operator.status.crashes import Crashes, counts_as_crash_at, find_crashes, shorten
 from vllm_operator.status.events import draft_events
 from vllm_operator.status.observation import Observation, PodFacts
@@ -90,7 +90,7 @@ def _status(
         conditions.HUNG: ready.hung(observed),
         conditions.PLAN_DRIFTED: drifted,
         conditions.ROLLED_BACK: rolled_back(observed, rollback, failure),
-        **optional_objects.judge_parts(observed),
+        **ready.judge_parts(observed),
         conditions.CACHE_PUBLISHED: caches.cache_published(observed, cached.artifact if cached else None),
     }
     judged = {type: verdict for type, verdict in verdicts.items() if verdict is not None}
@@ -108,7 +108,7 @@ def _status(
         replicas=observed.replicas,
         ready_replicas=observed.serving,
         selector=_selector(observed),
-        url=optional_objects.url(observed),
+        url=ready.url(observed),
         conditions=conditions.set_conditions(previous.conditions, judged, generation=generation, now=now),
         **about_plan,
         cache=caches.with_message(cached, cache_verdict, judged[READY]),
@@ -132,7 +132,7 @@ def _deadlines(observed: Observation, crashes: Crashes) -> Iterator[datetime | N
         UNREADABLE_SECONDS if outcome.plan is None and outcome.planned.reason == Reason.NODES_UNREADABLE else None,
         NODES_SECONDS if outcome.plan is None and outcome.planned.reason in _RETRIED else None,
         _seconds_to_next_try(observed) if observed.apply_error else None,
-        optional_objects.GATEWAY_SECONDS if observed.exposure.awaits_gateway else None,
+        ready.GATEWAY_SECONDS if observed.exposure.awaits_gateway else None,
         None if observed.activity.recheck_seconds is None else max(_SOON, observed.activity.recheck_seconds),
         FREE_SECONDS if outcome.free is not None and observed.activity.rollout is None else None,
     ]

@@ -1,6 +1,5 @@
 """Untrusted text made safe to show: secrets and control characters removed, length limited.
 
-redaction   removes secrets and control characters
-patterns    compiles regular expressions that take linear time
-wording     shortens, quotes, formats times and durations
+patterns  compiles regular expressions that take linear time
+wording   removes secrets and control characters, shortens, formats times and durations
 """
