@@ -1,4 +1,4 @@
-"""The size of the KV cache that a start has measured is taken over by later ones, where nothing else can have changed it."""
+"""vLLM's start-up plan would keep the KV cache of a start that compiled: the operator does not set it, and warns those who do."""
 
 from typing import Any
 
@@ -6,45 +6,35 @@ import pytest
 
 from support.gpus import real_node
 from support.plans import deployment, made
-from vllm_operator.api.status import RemediationStatus
-from vllm_operator.catalog.caches import STARTUP_PLAN
-from vllm_operator.status.remedies import remedied
+from vllm_operator.api.plan import Plan
 
-MEMORY = {"name": "gpu-memory-utilization", "value": "0.8"}
+VARIABLE = "VLLM_ENABLE_STARTUP_PLAN"
+SMALLER, HANGS = "cache stays smaller", "the start hangs"
 
 
-def variables(**spec: Any) -> dict[str, str]:
-    return {each.name: each.value for each in made(deployment(**spec), real_node("b200")).env}
+def planned(version: str, value: str | None = None, tensor: int = 1) -> Plan:
+    engine: dict[str, Any] = {"version": version}
+    if value is not None:
+        engine["env"] = [{"name": VARIABLE, "value": value}]
+    return made(deployment(engine=engine, parallelism={"tensor": tensor}), real_node("b200"))
+
+
+@pytest.mark.parametrize("version", ["0.25.1", "0.26.0", "0.28.0", "0.33.0"])
+def test_each_start_measures_the_memory_itself(version: str) -> None:
+    assert VARIABLE not in [each.name for each in planned(version).env]
 
 
 @pytest.mark.parametrize(
-    ("engine", "is_set"),
+    ("version", "value", "tensor", "warnings"),
     [
-        ({"version": "0.25.1"}, False),
-        ({"version": "0.26.0"}, True),
-        ({"version": "0.33.0"}, True),
-        ({"version": "0.33.0", "args": [{"name": "max-model-len", "value": "4096"}]}, True),
-        ({"version": "0.33.0", "args": [MEMORY]}, False),
-        ({"version": "0.33.0", "args": [{"name": "max_num_seqs", "value": "8"}]}, False),
-        ({"version": "0.33.0", "extraArgs": ["--config=/etc/vllm.yaml"]}, False),
+        ("0.26.0", "1", 1, {SMALLER}),
+        ("0.33.0", "1", 1, {SMALLER}),
+        ("0.33.0", "1", 2, {SMALLER, HANGS}),
+        ("0.33.0", "0", 2, set()),
+        ("0.33.0", None, 2, set()),
     ],
     ids=str,
 )
-def test_a_start_takes_over_what_an_earlier_one_has_measured_unless_a_flag_changes_it(engine: dict[str, Any], is_set: bool) -> None:
-    assert (STARTUP_PLAN in variables(engine=engine)) is is_set
-
-
-def test_a_part_of_a_shared_gpu_is_measured_at_each_start() -> None:
-    shared = deployment("hf://Qwen/Qwen3-0.6B", engine={"version": "0.33.0"}, accelerator={"products": ["NVIDIA-H100-80GB-HBM3-SHARED"]})
-    plan = made(shared, real_node("h100-time-sliced"))
-    assert "--gpu-memory-utilization" in [each.name for each in plan.args]
-    assert STARTUP_PLAN not in [each.name for each in plan.env]
-
-
-def test_after_a_remedy_the_memory_is_measured_anew() -> None:
-    plan = made(deployment(engine={"version": "0.33.0"}), real_node("b200"))
-    change = {"kind": "Argument", "action": "Set", "name": "--gpu-memory-utilization", "value": "0.85"}
-    applied = {"signature": "CudaOutOfMemory", "reason": "Less memory.", "changes": [change], "attempt": 1, "since": "2026-11-29T00:00:00Z"}
-    decided = RemediationStatus.model_validate({"applied": [applied]})
-    assert STARTUP_PLAN in [each.name for each in plan.env]
-    assert STARTUP_PLAN not in [each.name for each in remedied(plan, decided).env]
+def test_who_sets_it_is_told_what_it_does(version: str, value: str | None, tensor: int, warnings: set[str]) -> None:
+    notes = planned(version, value, tensor).notes
+    assert {warning for warning in (SMALLER, HANGS) if any(warning in note for note in notes)} == warnings

@@ -41,7 +41,7 @@ from vllm_operator.caches.jobs import (
     render_pod_spec,
     render_program,
 )
-from vllm_operator.catalog.caches import ARTIFACT_SECRET_ROOT, CACHE_ROOT, PACKED_ROOT, STARTUP_PLAN, Caches
+from vllm_operator.catalog.caches import ARTIFACT_SECRET_ROOT, CACHE_ROOT, PACKED_ROOT, Caches
 from vllm_operator.pods.tools import operator_container, with_tools
 from vllm_operator.pods.view import Phase, PodView
 
@@ -142,7 +142,6 @@ def _settings(resource: VLLMDeployment, plan: Plan, engine: Mapping[str, Any]) -
         (str(entry.get("name")), str(entry.get("value") or ""))
         for entry in reading.objects(engine, "env")
         if str(entry.get("name")).startswith("VLLM_") and "valueFrom" not in entry and "KEY" not in str(entry.get("name"))
-        if entry.get("name") != STARTUP_PLAN
     )
     return [plan.model, resource.spec.model.revision or "", words, variables]
 

@@ -11,7 +11,7 @@ Two Pods that fill one empty cache at once usually both come up (measured with v
 versions with a known race, and to cases in which repeated compilation in every Pod is a waste.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar
 
@@ -22,7 +22,6 @@ from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, model_v
 from vllm_operator.api.plan import PlannedVariable
 from vllm_operator.api.spec import Distribution
 from vllm_operator.catalog.entry import Entry, Sourced, Specifiers
-from vllm_operator.catalog.versions import VersionTable
 
 CACHE_ROOT = "/cache"
 """Compiled files of an engine; also the home directory of its user."""
@@ -58,10 +57,6 @@ def model_argument(uri: str) -> str:
         return uri
     path = rest.partition("/")[2].strip("/")
     return f"{MODEL_ROOT}/{path}" if path else MODEL_ROOT
-
-
-STARTUP_PLAN = "VLLM_ENABLE_STARTUP_PLAN"
-"""Variable for plans of starts. It is no part of vLLM's own cache keys."""
 
 
 class CacheVariable(Entry):
@@ -135,18 +130,6 @@ class KeyedArgument(Sourced):
     because: str
 
 
-class StartupPlan(Sourced):
-    """When later starts take over the size of the KV cache that an earlier one has measured: without the flags in `unless`."""
-
-    unless: frozenset[str]
-    because: str
-
-    def variables(self, flags: Iterable[str], table: VersionTable | None) -> tuple[PlannedVariable, ...]:
-        """Return the variable for a command line with these flags; none if the version does not know it."""
-        is_safe = table is not None and table.knows_variable(STARTUP_PLAN) and self.unless.isdisjoint(flags)
-        return (PlannedVariable(name=STARTUP_PLAN, value="1", reason=self.because),) if is_safe else ()
-
-
 class PublishedCaches(Sourced):
     """The parts of the caches that are published as an artifact.
 
@@ -166,7 +149,6 @@ class Caches(Entry):
     weights: WeightsCache
     per_pod_values: PerPodValues
     keyed: tuple[KeyedArgument, ...] = Field(alias="keyedArguments")
-    startup_plan: StartupPlan
     artifact: PublishedCaches
 
     @model_validator(mode="after")

@@ -421,9 +421,6 @@ class _FreshPlan:
         shared = time_slicing_arguments(target.pool, self.catalog.memory, version.version)
         between = groups.group_arguments(deadline, version, data=premises.shape.parallel.data) if nodes else []
         args = overrides.keep_first([*own, *between, *shared, *adapters.arguments, *drain.arguments, *decision.args])
-        if not premises.overrides.replaces_arguments:
-            flags = {*(each.name for each in args), *premises.overrides.arguments}
-            of_start += self.catalog.caches.startup_plan.variables(flags, version.table)
         env = overrides.keep_first([*decision.env, *compatibility, *of_caches, *of_start])
         env, args, overridden = overrides.drop_overridden(env, args, premises.overrides)
         per_pod = per_pod_notes((resource.spec.engine and resource.spec.engine.env) or (), self.catalog.caches, version.version)

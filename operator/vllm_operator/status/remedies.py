@@ -22,7 +22,6 @@ from vllm_operator.api.plan import Plan, PlannedArgument, PlannedVariable
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import EngineArgument, EngineSpec, EnvironmentVariable, VLLMDeploymentSpec, split_words
 from vllm_operator.api.status import ChangeKind, CrashStatus, RemediationStatus, RemedyChange
-from vllm_operator.catalog.caches import STARTUP_PLAN
 from vllm_operator.catalog.startup import Change, Signature
 from vllm_operator.catalog.templates import fill_in_exactly
 from vllm_operator.catalog.versions import Versions, VersionTable, normalize_flag
@@ -227,7 +226,7 @@ def carried_out(resource: VLLMDeployment, plan: Plan) -> tuple[VLLMDeployment, P
 
 def remedied(plan: Plan, decided: RemediationStatus) -> Plan:
     """Return the plan with the remedies in force. Rendering still gives precedence to the user's settings."""
-    env = {variable.name: variable for variable in plan.env if variable.name != STARTUP_PLAN}  # the memory is measured anew
+    env = {variable.name: variable for variable in plan.env}
     args = {argument.name: argument for argument in plan.args}
     for remedy in decided.applied:
         for change in remedy.changes:

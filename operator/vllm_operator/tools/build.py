@@ -21,7 +21,7 @@ ENGINES = ("vllm-", "nvllm-")
 """Prefixes of the names of vLLM's packages."""
 CUDA_VERSIONS = ("/usr/local/cuda/version.json", "/usr/local/cuda/version.txt")
 DRIVER = "/proc/driver/nvidia/version"
-NAMED_PACKAGES = ("vllm", "nvllm", "torch", "triton", "flashinfer_python", "flashinfer_cubin", "deep_gemm")
+NAMED_PACKAGES = ("vllm", "nvllm", "torch", "triton", "flashinfer_python", "flashinfer_cubin", "flashinfer_jit_cache", "deep_gemm")
 """Packages whose versions are recorded with an artifact."""
 FACTS_LABEL = f"{LABEL}made-with"
 """Label with the inputs of an artifact: JSON, name to value."""
