@@ -17,7 +17,7 @@ CHART = Path(__file__).parent.parent / "charts" / "vllm-operator"
 METADATA, SCHEMA, README = CHART / "Chart.yaml", CHART / "values.schema.json", CHART / "README.md"
 OWN_VALUES = frozenset(
     {"namespaces", "http_host", "http_port", "log_format", "log_level", "hub_endpoint", "integrations", "lease", "identity", "tools_image"}
-)
+) | {"observe", "observe_namespaces", "observe_labels"}
 """Settings that have a value of their own in the chart, or none because the chart needs them as they are."""
 HEADER = "value | default | meaning"
 KEEP = """\

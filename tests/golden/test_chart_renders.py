@@ -212,6 +212,25 @@ def test_the_operator_is_told_which_integrations_it_may_use() -> None:
 
 
 @needs_helm
+def test_observe_mode_has_a_role_of_its_own_that_only_reads_pods_and_writes_events() -> None:
+    def added(**values: Any) -> list[helm.Manifest]:
+        found = helm.template({**values, "crds": {"install": False}})
+        return [it for it in found if it["metadata"]["name"] == "vllm-system-vllm-operator-observe"]
+
+    assert added() == added(observe={"namespaces": ["kserve"]}) == []
+    role, binding = added(observe={"enabled": True})
+    assert helm.rules([role], "ClusterRole") == {
+        *(("", "pods", verb) for verb in ("get", "list")),
+        ("", "pods/log", "get"),
+        *(("", "events", verb) for verb in ("get", "list", "create", "patch")),
+    }
+    assert (binding["kind"], binding["roleRef"]["name"]) == ("ClusterRoleBinding", role["metadata"]["name"])
+    _, *bindings = added(observe={"enabled": True, "namespaces": ["kserve", "llm-d"]}, namespaces=["models"])
+    assert [(it["kind"], it["metadata"].get("namespace")) for it in bindings] == [("RoleBinding", "kserve"), ("RoleBinding", "llm-d")]
+    assert added(observe={"enabled": True}, rbac={"create": False}) == []
+
+
+@needs_helm
 def test_two_pods_prefer_different_nodes_unless_the_user_says_where_they_go() -> None:
     def pod(values: dict[str, Any]) -> dict[str, Any]:
         [deployment] = [manifest for manifest in helm.template(values) if manifest["kind"] == "Deployment"]

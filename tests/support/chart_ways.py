@@ -55,6 +55,13 @@ WAYS: dict[str, Way] = {
         {"hub": {"endpoint": "https://hub.example.com/mirror"}, "caBundle": {"configMap": "authorities"}, "rbac": {"readTokens": True}}
     ),
     "own-rules-and-signatures": Way({"extraRules": [EXPERTS_RULE], "extraSignatures": [LICENCE_SIGNATURE]}),
+    "observing": Way({"observe": {"enabled": True}, "settings": {"observe_pods": 500}}),
+    "observing-two-namespaces": Way(
+        {
+            "namespaces": ["models"],
+            "observe": {"enabled": True, "namespaces": ["kserve", "llm-d"], "labels": {"app": "vllm", "tier": "prod"}},
+        }
+    ),
     "own-rules-for-two-namespaces": Way({"extraRules": [EXPERTS_RULE], "namespaces": ["team-a", "team-b"]}),
     "rules-of-another-namespace": Way({"settings": {"rules_config_map": "platform/vllm-rules"}, "namespaces": ["team-a"]}),
     "placed-and-tuned": Way(

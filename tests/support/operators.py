@@ -58,7 +58,7 @@ class FakeLogs(Followers):
         self.starting: Collection[str] = ()
         """The Pods whose start or crash was not reported at the last reconciliation."""
 
-    def sync(self, key: tuple[str, str], pods: Iterable[Manifest], starting: Collection[str] = ()) -> None:
+    def sync(self, key: tuple[str, str], pods: Iterable[Manifest], starting: Collection[str] = (), **_: object) -> None:
         """Nothing to follow."""
         self.starting = starting
 

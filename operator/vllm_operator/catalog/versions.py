@@ -180,8 +180,8 @@ class EngineFacts(Entry):
     """Facts about vLLM's server and command line that hold for several versions: the content of `engine.yaml`.
 
     `object_stores` has the first version that reads weights from an object store, by scheme; `foreign_tags` parts of the names of images
-    whose tags are versions of another product; `metrics` the names of the metrics by which
-    replicas are scaled; `replacements` the successors of variables and flags that newer versions dropped.
+    whose tags are versions of another product; `containers` the `commands` and `images` by which a container with vLLM is known;
+    `metrics` the names of the metrics by which replicas are scaled; `replacements` the successors of dropped variables and flags.
     """
 
     sources: Mapping[str, str]
@@ -190,6 +190,7 @@ class EngineFacts(Entry):
     guarded_paths: tuple[GuardedPaths, ...]
     object_stores: Mapping[str, Since]
     foreign_tags: tuple[str, ...]
+    containers: Mapping[str, tuple[str, ...]]
     replacements: Mapping[str, str]
 
     def paths_with_key(self, version: str | None) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from vllm_operator.kube.client import EVENT, POD, ClusterClient, ClusterError, L
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.ranks import Rank, diagnose_ranks
 from vllm_operator.logs.state import StartupState
-from vllm_operator.pods.view import EventLog, Phase, PodView, killed_by_probe, place_of, read_pod, refine
+from vllm_operator.pods.view import EventLog, Phase, PodView, as_own, find_engine, killed_by_probe, place_of, read_pod, refine
 from vllm_operator.status.knowledge import Knowledge, explain_end, load_knowledge
 from vllm_operator.text.wording import count
 
@@ -109,11 +109,11 @@ async def diagnose_pod(
     pod = await client.get(POD, name, namespace)
     events = await find_if_there(client, EVENT, pod["metadata"]["namespace"], fields={"involvedObject.uid": pod["metadata"]["uid"]})
     log = EventLog(tuple(events))
-    view = refine(read_pod(pod), log)
     parser = StartupParser(knowledge.startup)
     containers = [str(each["name"]) for each in pod["spec"]["containers"]]
-    engine = CONTAINER if CONTAINER in containers or not containers else containers[0]
-    request = LogRequest(namespace, name, container or engine, follow=False, previous=previous)
+    engine = container or find_engine(pod) or (CONTAINER if CONTAINER in containers or not containers else containers[0])
+    view = refine(read_pod(as_own(pod, engine)), log)
+    request = LogRequest(namespace, name, engine, follow=False, previous=previous)
     try:
         await _read_log(client, parser, request, waits=_RETRY_SECONDS if view.termination is not None else ())
     except (ClusterError, LogUnavailableError) as error:

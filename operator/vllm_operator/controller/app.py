@@ -37,6 +37,7 @@ from vllm_operator.controller.log_share import LogShare
 from vllm_operator.controller.metrics import HealthServer, Metrics
 from vllm_operator.controller.model_configs import ModelConfigs
 from vllm_operator.controller.object_cache import CacheUpdater, ObjectCache
+from vllm_operator.controller.observed_pods import PodObserver
 from vllm_operator.controller.preconditions import Preconditions, Readiness, WatchesOutdated
 from vllm_operator.controller.queue import Priority, WorkQueue
 from vllm_operator.controller.reconciler import Reconciler, Workers
@@ -146,15 +147,18 @@ class Operator:
         self.cache = ObjectCache(client)
         child_changed = partial(self.queue.add, priority=Priority.EVENT)
         known, crashes = KnownCatalog.of(load_catalog()), KnownCrashes.of(load_startup())
+        share = LogShare(parsed=self.metrics.log_parse_seconds.inc)
         self.followers = Followers(
             self.cache,
             make_parser=crashes.make_parser,
             changed=child_changed,
             streams=settings.log_streams,
             restarted=self.metrics.task_restarts.labels("log").inc,
-            share=LogShare(parsed=self.metrics.log_parse_seconds.inc),
+            share=share,
             skipped=lambda namespace, seconds: self.metrics.log_skipped_seconds.labels(namespace).inc(seconds),
         )
+        self.observer = PodObserver(client, crashes, self.metrics, settings=settings, share=share) if settings.observe else None
+        self._all_followers = (self.followers, *([self.observer.followers] if self.observer is not None else ()))
         self.configs = (
             ModelConfigs(client, HttpHub(settings.hub_endpoint), wait_seconds=settings.hub_wait_seconds, changed=self.queue.add)
             if settings.hub_endpoint
@@ -198,7 +202,8 @@ class Operator:
 
     async def _read_crashes_again(self) -> None:
         """Apply new signatures to current crashes: read the logs again, and reconcile all objects."""
-        self.followers.read_again()
+        for followers in self._all_followers:
+            followers.read_again()
         await self.updater.add_all()
 
     def _orphans(self) -> dict[str, list[int]]:
@@ -282,6 +287,8 @@ class Operator:
         self._start("preconditions", self.preconditions.watch(kinds))
         for data in self.user_data:
             self._start("user data", data.run())
+        if self.observer is not None:
+            self._start("observed Pods", self.observer.run())
 
     async def _work(self) -> None:
         """Reconcile as soon as all objects are known."""
@@ -326,8 +333,8 @@ class Operator:
                 # Stop the tasks first: a reconciliation in progress could follow another log, or ask the hub.
                 await asyncio.gather(*self._tasks, return_exceptions=True)
                 # Then stop all others, because kopf waits for remaining tasks.
-                configs = [self.configs.close()] if self.configs is not None else []
-                await asyncio.gather(self.followers.close(), *configs, self._health.stop(), return_exceptions=True)
+                parts = [part.close() for part in (*self._all_followers, self.configs) if part is not None]
+                await asyncio.gather(*parts, self._health.stop(), return_exceptions=True)
         if self.leadership is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RELEASE_SECONDS):

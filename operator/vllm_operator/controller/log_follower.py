@@ -292,7 +292,8 @@ class Follower:
     """Reads the log of a run, and publishes significant changes of its state.
 
     `caught_up`: the existing lines have been read, or cannot be read at present. `unread`: why nothing could be read; None if something was
-    read or the log is empty. `former` is the replaced follower of the same run, whose state is used until this one has a state.
+    read or the log is empty. `former` is the replaced follower of the same run, whose state is used until this one has a state. With
+    `tail_lines`, the log is read from so many lines before its end.
     """
 
     def __init__(
@@ -308,11 +309,12 @@ class Follower:
         restarted: Callable[[], None],
         clock: Callable[[], float],
         former: "Follower | None" = None,
+        tail_lines: int | None = None,
     ) -> None:
         """`skipped` gets the seconds of skipped log. `restarted` is called when the log is read again, because the parser failed."""
         self._make_parser, self._client, self._slots, self._share = make_parser, client, slots, share
         self._changed, self._skipped, self._restarted, self._clock = changed, skipped, restarted, clock
-        self.begun_at, self.former = clock(), former
+        self.begun_at, self.former, self._first_tail = clock(), former, tail_lines
         self._account = LogAccount(run.namespace)
         self._wake = asyncio.Event()
         self._is_stopped = False
@@ -450,7 +452,8 @@ class Follower:
         is_scarce, should_stop, had_ended = self._slots.waiting > 0, self._should_stop(), self._run_ended
         # a kubelet without an inotify instance left refuses to follow, and may not refuse to read
         follow = not (had_ended or should_stop or is_scarce or isinstance(self._outcome, LogProblem))
-        self._log.reopen(previous=self.run.previous, skips=self._tail_lines is not None)
+        tail_lines = self._tail_lines or (self._first_tail if self._log.lines.since is None else None)
+        self._log.reopen(previous=self.run.previous, skips=tail_lines is not None)
         request = LogRequest(
             namespace=self.run.namespace,
             pod=self.run.pod,
@@ -459,7 +462,7 @@ class Follower:
             previous=self.run.previous,
             since=self._log.lines.since,
             limit_bytes=REPLAY_BYTES if had_ended else None,
-            tail_lines=self._tail_lines,
+            tail_lines=tail_lines,
         )
         began = self._clock()
         self._is_open, self._quiet_since, self._tail_lines = False, None, None

@@ -48,11 +48,14 @@ class Followers:
         self._share = share or LogShare()
         self._clock = clock
 
-    def sync(self, key: Key, pods: Iterable[Manifest], starting: Collection[str] = ()) -> None:
+    def sync(
+        self, key: Key, pods: Iterable[Manifest], starting: Collection[str] = (), *, container: str = CONTAINER, tail: int | None = None
+    ) -> None:
         """Follow the logs of these Pods as needed, and forget Pods that no longer exist.
 
         `starting` names Pods whose start was not reported as complete. If such a Pod is ready and its log was not followed, because the
-        operator did not run or the start was quick, its log and the log of a previous crashed run are read once.
+        operator did not run or the start was quick, its log and the log of a previous crashed run are read once. `container` is the
+        engine's. With `tail`, a log is read from so many lines before its end.
         """
         followers = self._runs.setdefault(key, {})
         by_uid = {pod["metadata"]["uid"]: pod for pod in pods}
@@ -61,13 +64,13 @@ class Followers:
             followers.pop(run_key).stop()
         for uid, pod in by_uid.items():
             fetches = has_role(pod, Role.FETCHING)
-            runs = runs_to_follow(pod, FETCH_WEIGHTS_CONTAINER if fetches else CONTAINER)
+            runs = runs_to_follow(pod, FETCH_WEIGHTS_CONTAINER if fetches else container)
             self._read_missed(key, uid, pod)
             place = place_of(pod)  # a Pod of a group that is not the leader is always Ready, and serves if the leader does
             serves = is_ready(pod) and not fetches and (place is None or (place[0], 0) in serving)
             if not serves or pod["metadata"]["name"] in starting:
                 for run in runs:
-                    self._start(key, run)
+                    self._start(key, run, tail=tail)
             if serves and runs and (current := followers.get(runs[-1].key)) is not None:
                 current.finish_soon()  # the log of a previous crashed run is still read to its end
         if not followers:
@@ -123,7 +126,7 @@ class Followers:
                 followers.pop(run_key).stop()
                 self._start(key, run, former=follower if follower.is_credible() else None)
 
-    def _start(self, key: Key, run: Run, *, former: Follower | None = None) -> None:
+    def _start(self, key: Key, run: Run, *, former: Follower | None = None, tail: int | None = None) -> None:
         followers = self._runs[key]
         if run.key in followers:
             return
@@ -138,6 +141,7 @@ class Followers:
             restarted=self._restarted,
             clock=self._clock,
             former=former,
+            tail_lines=tail,
         )
         followers[run.key].start()
         for old in sorted(run_key for run_key in followers if run_key[0] == run.uid)[:-2]:  # two runs are enough

@@ -22,7 +22,7 @@ RESULTS = ("success", "waiting", "retry", "refused", "gone", "bug")
 """Results of a reconciliation."""
 OTHER = "Other"
 """Label value for undocumented reasons. Names of users' crash signatures must not become label values."""
-_Sample = tuple[str, tuple[str, ...], float]
+Sample = tuple[str, tuple[str, ...], float]
 """Name of the metric without its prefix, label values without the object's, and value."""
 WarmStarts = Sequence[tuple[datetime, int]]
 """Ends of warm starts, and the seconds that each saved."""
@@ -61,7 +61,10 @@ class Metrics(Collector):
         self._gauge("info", "Version of the operator.", "version").labels(__version__).set(1)
         self._orphans: Callable[[], Mapping[str, Sequence[int]]] = dict
         self._reasons = documented_reasons()
-        self._samples: dict[Key, tuple[_Sample, ...]] = {}
+        self._samples: dict[Key, tuple[Sample, ...]] = {}
+        self.observed: Mapping[Key, tuple[Sample, ...]] = {}
+        """The samples of observed Pods, replaced in each round."""
+        self.observed_pods = self._gauge("observed_pods", "Number of Pods in which others run vLLM: followed or left_out.", "state")
         self._warm_starts: dict[Key, tuple[datetime, int, int]] = {}
         """The counted warm starts of each object: the end of the last one, their number and the sum of the saved seconds."""
 
@@ -124,7 +127,7 @@ class Metrics(Collector):
         number, seconds = number + len(new), seconds + sum(saved for _, saved in new)
         self._warm_starts[key] = max((ended for ended, _ in new), default=until), number, seconds
         # including 0, because `increase` needs an earlier sample
-        more: tuple[_Sample, ...] = (("warm_starts_total", (), number), ("saved_seconds_total", (), seconds))
+        more: tuple[Sample, ...] = (("warm_starts_total", (), number), ("saved_seconds_total", (), seconds))
         if replicas is not None:
             more += (("desired_replicas", (), replicas),)
         self._samples[key] = (*_samples(status, start, self._reasons), *more)
@@ -144,7 +147,7 @@ class Metrics(Collector):
         for name, (documentation, labels) in _FAMILIES.items():
             family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
             families[name] = family(f"{PREFIX}_{name}", documentation, labels=("namespace", "name", *labels))
-        for key, samples in self._samples.items():
+        for key, samples in (*self._samples.items(), *self.observed.items()):
             for name, labels, value in samples:
                 families[name].add_metric((*key, *labels), value)
         yield from families.values()
@@ -174,8 +177,11 @@ _FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "warm_starts_total": ("Number of starts that loaded all their compiled caches, where a cold start was measured.", ()),
     "saved_seconds_total": ("Seconds that these starts took less than the cold start with the same caches.", ()),
     "quarantined_caches": ("Number of cache directories that were quarantined as damaged.", ()),
+    "observed_startup_stage": ("Stage of the start of an observed Pod, as in startup_stage. Absent if there is none.", ()),
+    "observed_problem": ("1 while an observed Pod has crashed and not served since, or its engine hangs, by reason.", ("reason",)),
+    "observed_cache_entries": ("Entries of the compile cache in the last start of an observed Pod: loaded or built.", ("result",)),
 }
-"""Help text and labels of each metric of a VLLMDeployment, without the labels of the object."""
+"""Help text and labels of each metric of a VLLMDeployment or an observed Pod, without the labels of the object."""
 
 
 _ORPHANS: dict[str, tuple[str, Callable[[Sequence[int]], int]]] = {
@@ -190,7 +196,7 @@ def documented_reasons() -> frozenset[str]:
     return frozenset(constants | {signature.id for signature in load_startup().signatures})
 
 
-def _samples(status: VLLMDeploymentStatus, start: StartClock | None, reasons: Collection[str]) -> Iterator[_Sample]:
+def _samples(status: VLLMDeploymentStatus, start: StartClock | None, reasons: Collection[str]) -> Iterator[Sample]:
     for condition in status.conditions:
         if condition.type in ORDER:
             reason = condition.reason if condition.reason in reasons else OTHER

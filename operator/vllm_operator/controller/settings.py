@@ -24,6 +24,12 @@ def _check_namespaces(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
+def _check_pairs(pairs: tuple[str, ...]) -> tuple[str, ...]:
+    if not all(re.fullmatch("[^=!]+=[^=!]*", pair) for pair in pairs):
+        raise ValueError("it must be labels, separated by commas, such as app=vllm,tier=prod")
+    return pairs
+
+
 def _split(given: Any) -> Any:
     return [part.strip() for part in given.split(",") if part.strip()] if isinstance(given, str) else given
 
@@ -84,6 +90,16 @@ class Settings(BaseModel, frozen=True):
     tools_image: str = TOOLS_IMAGE
     """The operator's own image. Pods of VLLMDeployments get the operator's programs from it, so their nodes must be able to pull it. It is
     part of a plan: a new value applies to new plans."""
+    observe: bool = False
+    """Whether Pods in which other tools run vLLM get events about stage, crash, hang and cold caches. The operator changes nothing else."""
+    observe_namespaces: Annotated[Names, AfterValidator(_check_namespaces)] = ()
+    """Namespaces in which Pods are observed, separated by commas; all if empty. Pods are listed every 10 s, so name namespaces or labels in
+    a large cluster."""
+    observe_labels: Annotated[Names, AfterValidator(_check_pairs)] = ()
+    """Labels of the Pods that are observed, separated by commas, such as `app=vllm,tier=prod`; any if empty."""
+    observe_pods: Amount = 200
+    """Maximum number of observed Pods: the newest of each namespace, the namespaces in turns. Their logs are read in addition to
+    `log_streams`, with the same limit."""
     http_host: str = "0.0.0.0"
     """Listen address of the probes and metrics. The kubelet connects from outside of the container."""
     http_port: Annotated[int, Field(ge=0, le=65535)] = 8080

@@ -83,6 +83,16 @@ class CacheEvidence:
     load_failures: int = 0
     failure: str = ""
 
+    @property
+    def is_warm(self) -> bool:
+        """Whether the start loaded everything."""
+        return self.hits > 0 and self.misses == 0 and self.load_failures == 0
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether the start built everything."""
+        return self.misses > 0 and self.hits == 0
+
 
 @dataclass(frozen=True, slots=True)
 class MeasuredMemory:

@@ -13,6 +13,7 @@ Behaviour of a real kubelet (v1.35.4):
   started in 1970.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -23,6 +24,7 @@ from vllm_operator.api import labels, reading
 from vllm_operator.api.labels import COMPONENT_LABEL, GROUP_INDEX_LABEL, INSTANCE_LABEL, NAME, NAME_LABEL, WORKER_INDEX_LABEL
 from vllm_operator.api.reading import Manifest, RunKey
 from vllm_operator.api.resource import JOB_PURPOSES, Role, job_prefix, primer_name
+from vllm_operator.catalog.versions import load_engine_facts
 from vllm_operator.pods.tools import HANG_PREFIX
 
 
@@ -211,6 +213,27 @@ def meets(labels: Mapping[str, str], requirement: Mapping[str, Any]) -> bool | N
             return name not in labels
         case _:
             return None
+
+
+def find_engine(pod: Manifest) -> str | None:
+    """Return the name of the container that runs vLLM; None if none is known to. Accepts any object."""
+    known = load_engine_facts().containers
+    for container in reading.objects(pod, "spec", "containers"):
+        words = [*reading.sequence(container.get("command")), *reading.sequence(container.get("args"))]
+        line = " ".join(str(word)[:2000] for word in words[:100])
+        image = re.split("[:@]", reading.text(container, "image").rpartition("/")[2], maxsplit=1)[0]
+        if any(it in line for it in known["commands"]) or (not container.get("command") and image in known["images"]):
+            return reading.text(container, "name")
+    return None
+
+
+def as_own(pod: Manifest, engine: str) -> dict[str, Any]:
+    """Return a Pod whose engine has the name that the operator gives it, so that what reads the operator's Pods reads this one."""
+    own, names = dict(pod), {engine: labels.CONTAINER, labels.CONTAINER: engine}
+    for part, listed in (("spec", "containers"), ("status", "containerStatuses")):
+        renamed = [{**it, "name": names.get(reading.text(it, "name"), it.get("name"))} for it in reading.objects(pod, part, listed)]
+        own[part] = {**reading.mapping(pod, part), listed: renamed}
+    return own
 
 
 def read_pod(pod: Manifest) -> PodView:

@@ -59,7 +59,7 @@ def cache_status(observed: Observation, damage: CacheDamage) -> CacheStatus | No
     known = previous if previous is not None and previous.key == plan.cache_key else CacheStatus()
     start, seconds = last_start(observed), (known.cold_start_seconds, known.warm_start_seconds)
     if start is not None and start.seconds is not None:
-        seconds = (start.seconds if start.is_cold else seconds[0], start.seconds if start.is_warm else seconds[1])
+        seconds = (start.seconds if start.state.cache.is_cold else seconds[0], start.seconds if start.state.cache.is_warm else seconds[1])
     cold_stages, warm_stages = known_stages(observed, plan)
     # the PVC is named if it is not the one of the spec
     expected = cache_claim_name(observed.resource) if storage_of(observed.resource.spec.cache) == "SharedClaim" else None
@@ -168,9 +168,9 @@ def _priming_verdict(observed: Observation, cache: CacheStatus, block: StartupSt
 def _last_start_verdict(observed: Observation, cache: CacheStatus, place: CacheLocation) -> Verdict:
     """Judge the last start. The state of the caches and the durations tell of one that loaded everything, or built everything."""
     start, artifact, previous = last_start(observed), _artifact_spec(observed), observed.previous.cache
-    if start is not None and start.is_warm:
+    if start is not None and start.state.cache.is_warm:
         return Verdict(TRUE, Reason.HIT, "")
-    if start is not None and start.is_cold:
+    if start is not None and start.state.cache.is_cold:
         return Verdict(FALSE, Reason.MISS, "")
     if start is not None:
         text = observed.messages.say("cache.partial", place=place.words, failures=start.state.cache.load_failures)

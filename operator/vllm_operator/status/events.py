@@ -252,7 +252,7 @@ def _started(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[Ev
     was_ready = before is not None and before.reason in (Reason.NOT_RESPONDING, Reason.ENGINE_HUNG)
     if seconds is None and not was_ready and last.started_at is not None and last.ready_at is not None:
         seconds = (last.ready_at - last.started_at).total_seconds()  # the log says nothing
-    caches = "" if start is None else "warm" if start.is_warm else "cold" if start.is_cold else "partly warm"
+    caches = "" if start is None else "warm" if start.state.cache.is_warm else "cold" if start.state.cache.is_cold else "partly warm"
     message = observed.messages.say("event.started", serving=observed.serving, wanted=observed.wanted, seconds=seconds, caches=caches)
     yield EventDraft(NORMAL, "Started", message, f"started-{last.uid}-{last.restarts}")
 

@@ -34,8 +34,6 @@ class Start:
     began: datetime | None  # when the container started
     ended: datetime | None  # when the engine was ready; None until then
     seconds: int | None  # from one to the other
-    is_warm: bool  # it loaded everything
-    is_cold: bool  # it built everything
 
 
 def last_start(observed: Observation) -> Start | None:
@@ -53,8 +51,7 @@ def _starts(observed: Observation) -> Iterator[Start]:
         if cache.hits > 0 or cache.misses > 0 or cache.load_failures > 0:
             began, ended = view.started_at or state.started_at, state.stage_since if state.stage is Stage.READY else None
             seconds = max(0, round((ended - began).total_seconds())) if began is not None and ended is not None else None
-            is_warm, is_cold = cache.hits > 0 and cache.misses == 0 and cache.load_failures == 0, cache.misses > 0 and cache.hits == 0
-            yield Start(view, state, began, ended, seconds, is_warm=is_warm, is_cold=is_cold)
+            yield Start(view, state, began, ended, seconds)
 
 
 def known_stages(observed: Observation, plan: Plan) -> tuple[StageSeconds, StageSeconds]:
@@ -65,10 +62,10 @@ def known_stages(observed: Observation, plan: Plan) -> tuple[StageSeconds, Stage
     previous = observed.previous.cache
     cold, warm = read_stages(previous) if previous is not None and previous.key == plan.cache_key else ({}, {})
     start = last_start(observed)
-    if start is None or start.seconds is None or not (start.is_warm or start.is_cold):
+    if start is None or start.seconds is None or not (start.state.cache.is_warm or start.state.cache.is_cold):
         return cold, warm
-    learned = learn(warm if start.is_warm else cold, start.state, shown={*cold, *warm})
-    if start.is_warm:
+    learned = learn(warm if start.state.cache.is_warm else cold, start.state, shown={*cold, *warm})
+    if start.state.cache.is_warm:
         return {}, learned
     return {} if next_start_finds(observed, plan) in FILLED else learned, {}
 
@@ -213,5 +210,5 @@ def saved_seconds(observed: Observation, cache: CacheStatus | None) -> tuple[tup
     cold = next((each.cold_start_seconds for each in known if each is not None and each.cold_start_seconds is not None), None)
     if cold is None:
         return ()
-    warm = ((start.ended, start.seconds) for start in _starts(observed) if start.is_warm)
+    warm = ((start.ended, start.seconds) for start in _starts(observed) if start.state.cache.is_warm)
     return tuple(sorted((ended, max(0, cold - seconds)) for ended, seconds in warm if ended is not None and seconds is not None))
