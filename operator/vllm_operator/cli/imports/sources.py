@@ -24,8 +24,6 @@ _NEW_SERVICE = "Clients reach the engine by a new Service, which has the name of
 _PUBLISHED = "Newer versions of KServe also serve the model by the name publishers/NAMESPACE/models/NAME. Clients must not use this name."
 _MORE_ARGUMENTS = "VLLM_ADDITIONAL_ARGS"
 """KServe's templates for LLMInferenceService append the value of this variable to the command line."""
-_LORA = {"maxRank": "maxLoraRank", "maxAdapters": "maxLoras", "maxCpuAdapters": "maxCpuLoras"}
-"""Fields of KServe's `spec.model.lora`, with the flags of vLLM for them."""
 _PASSED_ON = ("k8s.v1.cni.cncf.io", "kueue.x-k8s.io", "prometheus.io")
 """Prefixes of annotations that KServe passes on from an LLMInferenceService to its Pods (propagateDeploymentMetadata)."""
 _QUEUES = "kueue.x-k8s.io/"
@@ -48,7 +46,8 @@ _WAYS_OUT = {
     "other": "Found: {}. ",
 }
 _STATES = {**dict.fromkeys(_RENDERED, "rendered"), **dict.fromkeys(("RayService", "RayCluster", "RayJob"), "ray")}
-_SIZES = ("tensor", "pipeline", "data")
+_NO_FLAGS_OF_LLMKUBE = ("hfTokenSecretRef", "speculative", "extraArgs", "kvCacheCustomDtype")
+"""Fields of LLMKube's `spec.vllmConfig` that are no flags of vLLM."""
 _DYNAMO = "dynamo.vllm"
 _PREFILL = re.compile(r"--is-prefill-worker|--disaggregation-mode[ =]prefill|prefill$")
 _SERVER = "vllm.entrypoints.openai.api_server"
@@ -195,34 +194,22 @@ def _of_inference_service(manifest: Manifest, others: Sequence[Manifest]) -> Eng
 
 def _of_llm_inference_service(manifest: Manifest) -> Engine:
     spec, name = mapping(manifest, "spec"), text(manifest, "metadata", "name")
-    pod, parallelism, lora = mapping(spec, "template"), mapping(spec, "parallelism"), mapping(spec, "model", "lora")
-    container, more = _with_more_arguments(_container(pod))
-    annotations = mapping(manifest, "metadata", "annotations").items()
-    passed_on = {"annotations": {name: value for name, value in annotations if str(name).startswith(_PASSED_ON)}}
-    settings = {f"{name}ParallelSize": value for name, value in parallelism.items() if name in _SIZES}
-    settings |= {setting: lora.get(name) for name, setting in _LORA.items()}
-    settings |= {"enableExpertParallel": parallelism.get("expert") is True or None}
-    settings |= {
-        "kvTransferConfig": _offloading(mapping(spec, "kvCacheOffloading")),
-        "otlpTracesEndpoint": (traces := text(spec, "tracing", "exporterEndpoint")),
+    container, more = _with_more_arguments(_container(mapping(spec, "template")))
+    own = mapping(manifest, "metadata", "annotations").items()
+    passed_on = {**{name: value for name, value in own if str(name).startswith(_PASSED_ON)}, **mapping(spec, "annotations")}
+    offloading, traces = _offloading(mapping(spec, "kvCacheOffloading")), text(spec, "tracing", "exporterEndpoint")
+    advice = [f"Requests went through the router {_EXPOSING}"] if spec.get("router") else []
+    parts = {
+        "source": f"LLMInferenceService {name} of KServe",
+        "advice": advice if container.get("command") else [*advice, _PUBLISHED],
+        "flags": {"kvTransferConfig": offloading, "collectDetailedTraces": "all" if traces else None},
+        "words": more,
+        "metadata": {"annotations": passed_on},
+        "served_name": text(spec, "model", "name") or ("" if container.get("command") else name),
+        "adapters": [{"name": text(each, "name"), "uri": text(each, "uri")} for each in objects(spec, "model", "lora", "adapters")],
+        "spec": {"replicas": integer(spec, "replicas"), "rollout": _rollout({"rollingUpdate": spec.get("rolloutStrategy")})},
     }
-    settings |= {"collectDetailedTraces": "all" if traces else None}
-    report = Report(advice=[f"Requests went through the router {_EXPOSING}"] if spec.get("router") else [])
-    report.advice += [] if container.get("command") else [_PUBLISHED]
-    engine = _engine(
-        manifest,
-        "LLMInferenceService {} of KServe",
-        report,
-        container={**container, "args": [*_words(container), *words_of_settings(settings), *more], "command": []},
-        pod=pod,
-        metadata=_pod_metadata(report, manifest, passed_on, spec),
-        model=text(spec, "model", "uri"),
-        served_name=text(spec, "model", "name") or ("" if container.get("command") else name),
-        adapters=[{"name": text(each, "name"), "uri": text(each, "uri")} for each in objects(lora, "adapters")],
-        spec={"replicas": integer(spec, "replicas"), "rollout": _rollout({"rollingUpdate": spec.get("rolloutStrategy")})},
-    )
-    report.dropped += load_tables()["LLMInferenceService"].dropped_from(manifest)
-    return engine
+    return _of_platform(manifest, "LLMInferenceService", container, mapping(spec, "template"), **parts)
 
 
 def _offloading(given: Manifest) -> dict[str, Any] | None:
@@ -256,39 +243,33 @@ def _of_llmkube(manifest: Manifest, others: Sequence[Manifest]) -> Engine:
     config, gpu = mapping(spec, "vllmConfig"), mapping(model, "spec", "hardware", "gpu")
     if (vendor := text(gpu, "vendor") or "nvidia") != "nvidia":
         raise ImportRefusedError(f"the Model {wanted} is for GPUs of {vendor}. The operator supports NVIDIA GPUs only")
-    parts: dict[str, Any] = {"container": {}, "pod": {}, "metadata": {}}
-    for kind, source in (("InferenceService", manifest), ("Model", model)):
-        load_tables()[f"{kind} of LLMKube"].place(source, parts)
-    container, draft, extra = parts["container"], mapping(config, "speculative"), _listed(spec, "extraArgs")
+    draft, extra = mapping(config, "speculative"), _listed(spec, "extraArgs")
     speculates, number = draft.get("enabled") is True and draft.get("model"), draft.get("numSpeculativeTokens")
     tokens = {"num_speculative_tokens": number} if number else {}
-    settings = {
-        **config,
+    flags = {
+        **dict.fromkeys(_NO_FLAGS_OF_LLMKUBE),
         "kvCacheDtype": text(config, "kvCacheCustomDtype") or config.get("kvCacheDtype"),
         "maxNumSeqs": None if any(word.startswith("--max-num-seqs") for word in extra) else spec.get("parallelSlots"),
         # LLMKube passes flags that vLLM no longer has
         "speculativeConfig": {"model": draft["model"], **tokens} if speculates else None,
     }
-    flags = words_of_settings(settings, without=("hfTokenSecretRef", "speculative", "extraArgs", "kvCacheCustomDtype"))
-    words = [*_listed(container, "command"), *flags, *_listed(config, "extraArgs"), *extra]
-    count = integer(spec, "resources", "gpu") or integer(gpu, "count") or 1
-    put(container, "resources.limits", {text(gpu, "resourceName") or GPU_RESOURCE: count})
-    report = Report(dropped=load_tables()["InferenceService of LLMKube"].dropped_from(manifest))
-    report.dropped += load_tables()["Model of LLMKube"].dropped_from(model, f"Model {wanted}: ")
-    return _engine(
-        manifest,
-        "InferenceService {} of LLMKube",
-        report,
-        container={**container, "args": words, "command": []},
-        pod=parts["pod"],
-        metadata=_pod_metadata(report, manifest, parts["metadata"]),
-        model=text(model, "spec", "source"),
-        token=mapping(config, "hfTokenSecretRef"),
-        spec={
+    parts = {
+        "source": f"InferenceService {name} of LLMKube",
+        "advice": [],
+        "flags": flags,
+        "words": [*_listed(config, "extraArgs"), *extra],
+        "limits": {text(gpu, "resourceName") or GPU_RESOURCE: integer(spec, "resources", "gpu") or integer(gpu, "count") or 1},
+        "model": text(model, "spec", "source"),
+        "token": mapping(config, "hfTokenSecretRef"),
+        "spec": {
             "replicas": integer(spec, "replicas"),
             "service": _service(integer(spec, "endpoint", "port"), text(spec, "endpoint", "type"), {}),
         },
-    )
+    }
+    claims = {"resourceClaims": gpu["resourceClaims"]} if "resourceClaims" in gpu else {}
+    engine = _of_platform(manifest, "InferenceService of LLMKube", {"command": _listed(spec, "command")}, claims, **parts)
+    engine.report.dropped += load_tables()["Model of LLMKube"].dropped_from(model, f"Model {wanted}: ")
+    return engine
 
 
 def _of_model_spec(model: Manifest, values: Manifest, others: Sequence[Manifest]) -> Engine:
@@ -296,7 +277,7 @@ def _of_model_spec(model: Manifest, values: Manifest, others: Sequence[Manifest]
     common, config, token = mapping(values, "servingEngineSpec"), mapping(model, "vllmConfig"), model.get("hf_token")
     report, cache = Report(advice=[_ROUTER] if "routerSpec" in values else []), mapping(model, "lmcacheConfig")
     report.advice += [_LMCACHE] if cache.get("enabled") else []
-    parts: dict[str, Any] = {"container": {"resources": {"limits": {}}}, "pod": {}, "metadata": {}}
+    parts: dict[str, Any] = {"container": {"resources": {"limits": {}}}, "pod": {}, "metadata": {}, "flags": {}}
     alone, table = {**values, "servingEngineSpec": {**common, "modelSpec": [model]}}, load_tables()["values of the production stack"]
     table.place(alone, parts)
     report.dropped += table.dropped_from(alone)
@@ -306,16 +287,9 @@ def _of_model_spec(model: Manifest, values: Manifest, others: Sequence[Manifest]
     if repository := text(model, "repository"):
         container["image"] = f"{repository}:{text(model, 'tag') or 'latest'}"
     adapters = _adapters_of_stack(model, values, others)
-    flags = {
-        "enableLora": model.get("enableLoRA") is True or None,
-        "enableAutoToolChoice": model.get("enableTool") is True or None,
-        "toolCallParser": text(model, "toolCallParser"),
-        "revision": text(model, "modelRevision"),
-        "kvTransferConfig": {"kv_connector": "LMCacheConnectorV1", "kv_role": text(cache, "kvRole") or "kv_both"}
-        if cache.get("enabled")
-        else None,
-    }
-    words = [*words_of_settings(config, without=("v1", "extraArgs", "v0")), *words_of_settings(flags)]
+    if cache.get("enabled"):
+        parts["flags"]["kvTransferConfig"] = {"kv_connector": "LMCacheConnectorV1", "kv_role": text(cache, "kvRole") or "kv_both"}
+    words = [*words_of_settings(config, without=("v1", "extraArgs", "v0")), *words_of_settings(parts["flags"])]
     container["args"] = [*words, *_listed(config, "extraArgs")]
     env: list[Manifest] = [{"name": name, "value": str(value)} for name, value in mapping(common, "configs").items()]
     env += [
@@ -475,10 +449,12 @@ def _of_platform(manifest: Manifest, kind: str, container: Manifest, pod: Manife
     table, report = load_tables()[kind], Report(advice=given.pop("advice", [_NEW_SERVICE]))
     table.place(manifest, parts)
     report.dropped += table.dropped_from(manifest)
-    limits = {**mapping(parts, "container", "resources", "limits"), **mapping(container, "resources", "limits"), **given.pop("limits", {})}
-    words = [*_words(container), *words_of_settings(parts["flags"] | given.pop("flags", {})), *_listed(parts, "words")]
+    base, own = mapping(parts, "container", "resources"), mapping(container, "resources")
+    limits = {**mapping(base, "limits"), **mapping(own, "limits"), **given.pop("limits", {})}
+    flags = words_of_settings(parts["flags"] | given.pop("flags", {}))
+    words = [*_words(container), *flags, *_listed(parts, "words"), *given.pop("words", ())]
     env = [*objects(container, "env"), *objects(parts, "container", "env")]
-    resources = {**mapping(container, "resources"), "limits": {name: amount for name, amount in limits.items() if amount}}
+    resources = {**base, **own, "limits": {name: amount for name, amount in limits.items() if amount}}
     whole = {**parts["container"], **container, "args": words, "command": [], "env": env, "resources": resources}
     name = "-".join(filter(None, (given.pop("name", "") or text(manifest, "metadata", "name"), given.pop("part", ""))))
     metadata = _pod_metadata(report, manifest, parts["metadata"], given.pop("metadata", {}))
@@ -487,7 +463,7 @@ def _of_platform(manifest: Manifest, kind: str, container: Manifest, pod: Manife
     token = {"name": secret, "key": text(known, "token", "key") or "HF_TOKEN"} if secret else {}
     common = {"namespace": text(manifest, "metadata", "namespace"), "model": text(known, "model"), "token": token, "spec": spec}
     engine = {"container": whole, "pod": {**parts["pod"], **pod}, "metadata": metadata, "report": report, **common, **given}
-    return Engine(source=f"{kind} {name}", name=name, **engine)
+    return Engine(**{"source": f"{kind} {name}", "name": name, **engine})
 
 
 def _cache_variables(cache: Manifest) -> list[Manifest]:
