@@ -62,19 +62,42 @@ class UserEntries(Generic[Item]):
         return tuple(self.written)
 
 
+def check_yaml(text: str, *, depth: int, values: int = 0) -> None:
+    """Raise ValueError for an untrusted text that would take excessively long to parse, or crash the parser.
+
+    `depth` is the maximum nesting, `values` the maximum number of values after the expansion of aliases; without it, there may be none.
+    """
+    sizes: dict[str, int] = {}
+    within: list[tuple[str | None, int]] = [(None, 0)]  # anchor and number of values of each level
+    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+        size, line = 0, f"line {event.start_mark.line + 1}: " if event.start_mark else ""
+        if isinstance(event, yaml.CollectionStartEvent):
+            within.append((event.anchor, 1))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, size = within.pop()
+            sizes |= {anchor: size} if anchor else {}
+        elif isinstance(event, yaml.AliasEvent):
+            if not values:
+                raise ValueError(f"{line}the alias *{str(event.anchor)[:SHOWN]} is not allowed; write the value again")
+            if any(anchor == event.anchor for anchor, _ in within):
+                raise ValueError(f"{line}*{event.anchor} is within the value that it repeats")
+            size = sizes.get(str(event.anchor), 1)
+        elif isinstance(event, yaml.ScalarEvent):
+            size = 1
+            sizes |= {event.anchor: 1} if event.anchor else {}
+        within[-1] = within[-1][0], within[-1][1] + size
+        if len(within) > depth + 1:
+            raise ValueError(f"{line}it is nested deeper than {depth} levels")
+        if within[-1][1] > values > 0:
+            raise ValueError(f"it has more than {values} values after the expansion of aliases")
+
+
 def read_yaml(text: str) -> Any:
     """Parse untrusted YAML into plain values. Raises ValueError if the text is not YAML, or exceeds a limit."""
     if len(text) > SIZE_LIMIT or len(text.encode("utf-8", "replace")) > SIZE_LIMIT:
         raise ValueError(f"it is larger than {SIZE_LIMIT // 1024} KiB")
-    depth = 0
     try:
-        for event in yaml.parse(text, Loader=yaml.CSafeLoader):
-            line = event.start_mark.line + 1 if event.start_mark else 0
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if isinstance(event, yaml.AliasEvent):
-                raise ValueError(f"line {line}: the alias *{str(event.anchor)[:SHOWN]} is not allowed; write the value again")
-            if depth > DEPTH_LIMIT:
-                raise ValueError(f"line {line}: it is nested deeper than {DEPTH_LIMIT}")
+        check_yaml(text, depth=DEPTH_LIMIT)
         return yaml.load(text, Loader=yaml.CSafeLoader)
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from None

@@ -21,7 +21,7 @@ from vllm_operator.cli.inputs import add_namespace, add_output, print_as
 from vllm_operator.cli.live import OPERATOR, find_if_there, named_by, namespace_of, setting_of, with_client
 from vllm_operator.cli.terminal import table
 from vllm_operator.controller.inventory_reader import has_gpu_sign
-from vllm_operator.controller.preconditions import REQUIRED, Permission
+from vllm_operator.controller.preconditions import REQUIRED
 from vllm_operator.inventory.nodes import read_inventory
 from vllm_operator.kube import client as kube
 from vllm_operator.kube.client import ClusterClient, Forbidden
@@ -111,8 +111,7 @@ async def _operators(client: ClusterClient, _: str) -> Findings:
 
 async def _permissions(client: ClusterClient, namespace: str) -> Findings:
     asked = {"verb": "create", "group": GROUP, "resource": PLURAL, "namespace": namespace}
-    review = {"apiVersion": kube.ACCESS_REVIEW.api_version, "kind": kube.ACCESS_REVIEW.kind, "metadata": {}}
-    allowed = mapping(await client.create({**review, "spec": {"resourceAttributes": asked}}), "status").get("allowed")
+    allowed = await _is_allowed(client, kube.ACCESS_REVIEW, asked)
     what = f"create VLLMDeployments in the namespace {namespace}"
     return [(OK, f"You may {what}") if allowed else (TO_DO, f"You may not {what}. The ClusterRole edit allows it")]
 
@@ -123,20 +122,20 @@ async def _operators_permissions(client: ClusterClient, _: str) -> Findings:
         namespace, name = (text(operator, "metadata", field) for field in ("namespace", "name"))
         account = text(operator, "spec", "template", "spec", "serviceAccountName") or "default"
         groups = ["system:serviceaccounts", f"system:serviceaccounts:{namespace}", "system:authenticated"]
-        subject = {"user": f"system:serviceaccount:{namespace}:{account}", "groups": groups}
+        who = {"user": f"system:serviceaccount:{namespace}:{account}", "groups": groups}
         places = [place.strip() for place in setting_of(operator, "NAMESPACES").split(",")]  # empty: all
-        answers = await asyncio.gather(*(_may(client, subject, permission, place) for permission in REQUIRED for place in places))
-        denied = dict.fromkeys(it for (it, _), allowed in zip(product(REQUIRED, places), answers, strict=True) if not allowed)
+        asked = list(product(REQUIRED, places))
+        answers = await asyncio.gather(*(_is_allowed(client, kube.SUBJECT_REVIEW, it.attributes(place), **who) for it, place in asked))
+        denied = dict.fromkeys(it for (it, _), allowed in zip(asked, answers, strict=True) if not allowed)
         way = f"Allow it in the ClusterRole of its ServiceAccount {account}, as the chart does"
         found += [(TO_DO, f"{name} may not {it}, so {it.effect}. {way}") for it in denied]
         found += [] if denied else [(OK, f"{name} has the permissions that it always needs")]
     return found
 
 
-async def _may(client: ClusterClient, subject: Mapping[str, object], permission: Permission, namespace: str) -> bool:
-    review = {"apiVersion": kube.SUBJECT_REVIEW.api_version, "kind": kube.SUBJECT_REVIEW.kind, "metadata": {}}
-    spec = {**subject, "resourceAttributes": permission.attributes(namespace)}
-    return mapping(await client.create({**review, "spec": spec}), "status").get("allowed") is True
+async def _is_allowed(client: ClusterClient, kind: kube.Kind, asked: Mapping[str, object], **subject: object) -> bool:
+    review = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": {}, "spec": {**subject, "resourceAttributes": asked}}
+    return mapping(await client.create(review), "status").get("allowed") is True
 
 
 async def _integrations(client: ClusterClient, _: str) -> Findings:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from vllm_operator.api.labels import KIND
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.catalog.loader import Catalog, load_catalog
-from vllm_operator.catalog.user_entries import read_instance_types, with_user_rules
+from vllm_operator.catalog.user_entries import check_yaml, read_instance_types, with_user_rules
 from vllm_operator.cli.inputs import InputError, invalid, name_of_file, read_text
 from vllm_operator.sizing.formats import LENGTH_BYTES, TensorSizes, add_up, header_length, read_header
 from vllm_operator.sizing.model_facts import ModelFiles
@@ -45,7 +45,7 @@ def read_objects(path: str) -> list[dict[str, Any]]:
     name = name_of_file(path)
     try:
         text = read_text(path)
-        _check(text)
+        check_yaml(text, depth=DEPTH_LIMIT, values=VALUES_LIMIT)
         documents = list(yaml.load_all(text, Loader=yaml.CSafeLoader))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
@@ -130,31 +130,6 @@ def name_of(manifest: Mapping[str, Any]) -> str:
     """Return the name of an object for a message."""
     metadata = manifest.get("metadata")
     return str(metadata.get("name", "(no name)")) if isinstance(metadata, Mapping) else "(no name)"
-
-
-def _check(text: str) -> None:
-    """Raise ValueError for a text that would take excessively long to parse, or crash the parser."""
-    sizes: dict[str, int] = {}
-    within: list[tuple[str | None, int]] = [(None, 0)]  # anchor and number of values of each level
-    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
-        size = 0
-        if isinstance(event, yaml.CollectionStartEvent):
-            within.append((event.anchor, 1))
-        elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, size = within.pop()
-            sizes |= {anchor: size} if anchor else {}
-        elif isinstance(event, yaml.AliasEvent):
-            if any(anchor == event.anchor for anchor, _ in within):
-                raise ValueError(f"*{event.anchor} is within the value that it repeats")
-            size = sizes.get(str(event.anchor), 1)
-        elif isinstance(event, yaml.ScalarEvent):
-            size = 1
-            sizes |= {event.anchor: 1} if event.anchor else {}
-        within[-1] = within[-1][0], within[-1][1] + size
-        if len(within) > DEPTH_LIMIT + 1:
-            raise ValueError(f"it is nested deeper than {DEPTH_LIMIT} levels")
-        if within[-1][1] > VALUES_LIMIT:
-            raise ValueError(f"it has more than {VALUES_LIMIT} values after the expansion of aliases")
 
 
 def _flatten(document: Any, name: str, number: int) -> Iterator[dict[str, Any]]:

@@ -11,16 +11,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from vllm_operator.api.conditions import (
-    AVAILABLE,
-    CRASHED,
-    PLAN_DRIFTED,
-    READY,
-    REFUSALS,
-    STALLED,
-    WHILE_ASKED,
-    Reason,
-)
+from vllm_operator.api.conditions import AVAILABLE, CRASHED, PLAN_DRIFTED, READY, REFUSALS, STALLED, WHILE_ASKED, Reason
 from vllm_operator.api.labels import KIND, UNUSED_ANNOTATION
 from vllm_operator.api.reading import Manifest, integer, mapping, moment, named, objects, text
 from vllm_operator.caches.address import reported_cache_claim

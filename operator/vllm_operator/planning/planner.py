@@ -30,7 +30,6 @@ from vllm_operator.planning.engine.rule_input import describe_rule_input
 from vllm_operator.planning.outcome import FreeGPUs, Outcome, not_accepted, summarize
 from vllm_operator.planning.placement import explanations, groups, targets
 from vllm_operator.planning.placement.fitting import (
-    MIB_PER_GIB,
     ROOM_FOR_WEIGHTS,
     Headroom,
     Sizing,
@@ -44,7 +43,7 @@ from vllm_operator.planning.placement.targets import Candidate, Rank, Rejection,
 from vllm_operator.planning.pod_template import SpecError, check_containers, check_pod_template, run_as_user, tolerations_of
 from vllm_operator.pods.tools import TOOLS_IMAGE
 from vllm_operator.sizing import model_facts
-from vllm_operator.sizing.engine import GIB, RESIZING_FLAGS, read_offload
+from vllm_operator.sizing.engine import GIB, MIB_PER_GIB, RESIZING_FLAGS, read_offload
 from vllm_operator.sizing.estimate import predict_memory
 from vllm_operator.sizing.model_facts import ModelFiles, ResolvedFacts
 from vllm_operator.sizing.parallelism import Shape, resolve_shape

@@ -13,7 +13,7 @@ from vllm_operator.sizing.formats import WeightFormat
 from vllm_operator.sizing.model_shape import ModelShape
 from vllm_operator.sizing.parallelism import ParallelShape
 
-GIB = 1 << 30
+GIB, MIB_PER_GIB = 1 << 30, 1024
 SAME_WEIGHTS = ("auto", "hf", "safetensors", "fastsafetensors", "runai_streamer", "runai_streamer_sharded")  # values of --load-format
 UNREADABLE = ("--hf-overrides", "--load-format", "--kv-cache-dtype-skip-layers", "--num-gpu-blocks-override")
 """Flags whose effect on memory is not modelled. With one of them, the size is unknown."""

@@ -11,12 +11,10 @@ from enum import StrEnum
 
 from vllm_operator.api.plan import EngineMemory
 from vllm_operator.catalog.memory import value_at
-from vllm_operator.sizing.engine import GIB, Engine
+from vllm_operator.sizing.engine import GIB, MIB_PER_GIB, Engine
 from vllm_operator.sizing.kv_cache import CacheLayout, lay_out
 from vllm_operator.sizing.overhead import Run, activation_bytes, choose_batch, graph_bytes, has_runner_v2, non_torch_bytes, steps_in_flight
 from vllm_operator.sizing.weights import adapter_bytes, buffer_bytes, eagle_bytes, stage_layers, weigh_stages
-
-MIB_PER_GIB = 1024
 
 
 class Prediction(StrEnum):

@@ -16,7 +16,7 @@ from vllm_operator.catalog.memory import MemoryFacts
 from vllm_operator.catalog.models import KnownShape, KnownShapes
 from vllm_operator.catalog.notes import say
 from vllm_operator.catalog.versions import Release
-from vllm_operator.sizing.engine import GIB, Device, Engine, Options
+from vllm_operator.sizing.engine import GIB, MIB_PER_GIB, Device, Engine, Options
 from vllm_operator.sizing.estimate import Estimate, estimate
 from vllm_operator.sizing.formats import (
     NO_NAME,
@@ -156,7 +156,6 @@ def refuse_start(
 
 # GPUs in the estimate: memory that CUDA reports, architecture, unified memory.
 
-MIB_PER_GIB = 1024
 LABEL_LIMIT = 120
 SAME_MEMORY = 0.1  # maximum relative difference at which a stated size counts as the nominal size of the product
 SIZE = re.compile(r"(?<![a-z0-9.-])([0-9]{1,4}) ?(?:gb|gib|(?<=[0-9]{2})g)(?![a-z0-9])|-([0-9]{2,3})gb(?![a-z0-9])")

@@ -20,7 +20,7 @@ from vllm_operator.catalog.versions import Release, parse_release
 from vllm_operator.inventory.pools import Inventory, Pool
 from vllm_operator.planning.engine.adapters import active_adapters, highest_rank
 from vllm_operator.planning.engine.overrides import Overrides
-from vllm_operator.sizing.engine import Options, read_flags, read_limits, read_runner
+from vllm_operator.sizing.engine import MIB_PER_GIB, Options, read_flags, read_limits, read_runner
 from vllm_operator.sizing.estimate import Estimate, Prediction
 from vllm_operator.sizing.formats import name_format
 from vllm_operator.sizing.model_facts import FROM_SPEC, FROM_WEIGHTS, ModelFiles, ResolvedFacts, model_name
@@ -28,7 +28,6 @@ from vllm_operator.sizing.parallelism import MOST_NODES, TENSOR_SIZES, ParallelS
 from vllm_operator.sizing.resolve import SizedModel, device_of, predict_model, refuse_start, resolve_model
 
 UTILIZATION_FLAG = "--gpu-memory-utilization"
-MIB_PER_GIB = 1024
 USEFUL_CONTEXT, LEAST_CONTEXT = 32_768, 4_096
 """Minimum tokens of a context that is shortened to fit. The smaller minimum applies only if no number of GPUs allows the larger one."""
 ROUNDED_TO = 1024
