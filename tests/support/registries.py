@@ -18,13 +18,24 @@ import pytest
 
 from support.artifacts import EXCLUDED, FOLDERS
 from vllm_operator.tools import fetch, pack, publish
-from vllm_operator.tools.artifact import describe_image, digest_of, portability_key
+from vllm_operator.tools.artifact import describe_image, digest_of, encode_manifest, portability_key
 from vllm_operator.tools.pack import Packed
 
 REPOSITORY = "team/caches"
 ACCOUNT = "Basic " + base64.b64encode(b"robot:secret").decode()
 FINGERPRINT = "f" * 64
 BASE, TAG = portability_key("v0.20.1-sm90", {"product": "H200"}, "a" * 12, FINGERPRINT)
+
+
+def manifest_of(packed: Packed) -> bytes:
+    """Return the manifest that the publisher makes of a packed directory."""
+    return encode_manifest(packed.config, packed.layer_digest, packed.layer_size)
+
+
+def image_of(labels: dict[str, str], *, layer: tuple[str, int, str]) -> tuple[bytes, bytes]:
+    """Return the configuration and the manifest of an image with one layer (digest, size, digest of the archive)."""
+    config = describe_image(labels, plain_digest=layer[2], machine="x86_64")
+    return config, encode_manifest(config, *layer[:2])
 
 
 @dataclass
@@ -54,8 +65,8 @@ class FakeRegistry:
         """Add an artifact."""
         for content in (packed.config, layer):
             self.blobs[f"sha256:{hashlib.sha256(content).hexdigest()}"] = content
-        for name in (*tags, packed.digest):
-            self.manifests[name] = packed.manifest
+        for name in (*tags, digest_of(manifest_of(packed))):
+            self.manifests[name] = manifest_of(packed)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -194,6 +205,6 @@ class ArtifactBench:
 
 
 def put_an_image_of_somebody_else(registry: FakeRegistry, packed: Packed) -> None:
-    config, manifest = describe_image({}, layer=(packed.layer_digest, packed.layer_size, "sha256:0"), machine="x86_64")
+    config, manifest = image_of({}, layer=(packed.layer_digest, packed.layer_size, "sha256:0"))
     registry.blobs[digest_of(config)] = config
     registry.manifests[TAG] = manifest

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.artifacts import archive, header, unpack
-from support.registries import TAG, ArtifactBench, FakeRegistry
-from vllm_operator.tools.artifact import ArtifactError, describe_image, digest_of, opened_root
+from support.registries import TAG, ArtifactBench, FakeRegistry, image_of
+from vllm_operator.tools.artifact import ArtifactError, digest_of, opened_root
 from vllm_operator.tools.fetch import unpack_layer
 from vllm_operator.tools.pack import Packed
 
@@ -108,7 +108,7 @@ def test_a_start_that_fetches_it_is_cold_and_nothing_is_left_on_the_volume(
         plain = digest_of(gzip.decompress(content))
     labels = json.loads(packed.config)["config"]["Labels"]
     layer = (digest_of(content), len(content), plain)
-    config, manifest = describe_image(labels, layer=layer, machine="x86_64")
+    config, manifest = image_of(labels, layer=layer)
     registry.blobs |= {digest_of(content): content, digest_of(config): config}
     registry.manifests[TAG] = manifest
     status, result = artifact_bench.fetch()

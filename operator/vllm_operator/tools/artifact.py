@@ -72,29 +72,24 @@ def portability_key(readable: str, parts: Any, settings: str, fingerprint: str) 
     return base, f"{base}-{settings[:12]}"
 
 
-def describe_image(labels: dict[str, str], *, layer: tuple[str, int, str], machine: str) -> tuple[bytes, bytes]:
-    """Return the configuration and the manifest of an image with one layer (digest, size, digest of the archive)."""
-    digest, size, plain = layer
-    image = {
-        "architecture": MACHINES.get(machine, machine),
-        "os": "linux",
-        "config": {"Labels": labels},
-        "rootfs": {"type": "layers", "diff_ids": [plain]},
-        "history": [{"created_by": "vllm-operator"}],
-    }
-    config = encode(image)
-    return config, encode_manifest(config, digest, size)
+def describe_image(labels: dict[str, str], *, plain_digest: str, machine: str) -> bytes:
+    """Return the configuration of an image with one layer, whose archive has this digest."""
+    return encode(
+        {
+            "architecture": MACHINES.get(machine, machine),
+            "os": "linux",
+            "config": {"Labels": labels},
+            "rootfs": {"type": "layers", "diff_ids": [plain_digest]},
+            "history": [{"created_by": "vllm-operator"}],
+        }
+    )
 
 
 def encode_manifest(config: bytes, layer_digest: str, layer_size: int) -> bytes:
     """Return the manifest of an image with one layer."""
-    manifest = {
-        "schemaVersion": 2,
-        "mediaType": MANIFEST_TYPE,
-        "config": {"mediaType": CONFIG_TYPE, "digest": digest_of(config), "size": len(config)},
-        "layers": [{"mediaType": LAYER_TYPE, "digest": layer_digest, "size": layer_size}],
-    }
-    return encode(manifest)
+    described = {"mediaType": CONFIG_TYPE, "digest": digest_of(config), "size": len(config)}
+    layers = [{"mediaType": LAYER_TYPE, "digest": layer_digest, "size": layer_size}]
+    return encode({"schemaVersion": 2, "mediaType": MANIFEST_TYPE, "config": described, "layers": layers})
 
 
 def digest_of(content: bytes) -> str:

@@ -47,7 +47,6 @@ from vllm_operator.tools.artifact import (
     VLLM_FOLDER,
     ArtifactError,
     describe_image,
-    digest_of,
     open_below,
     opened_root,
     portability_key,
@@ -89,19 +88,13 @@ class Entry(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """A packed directory: the layer as a file, and its description."""
+    """A packed directory: the layer as a file, the configuration of its image, and the files in it with their bytes."""
 
     layer_digest: str
     layer_size: int
     config: bytes
-    manifest: bytes
     files: int
     size: int
-
-    @property
-    def digest(self) -> str:
-        """Digest of the manifest."""
-        return digest_of(self.manifest)
 
 
 def take_inventory(root: str, folders: Iterable[str], excluded: Iterable[str], whole: Iterable[str] = ()) -> list[Entry]:
@@ -320,9 +313,9 @@ def pack(
         raise ArtifactError("Empty", "The directory has no caches.")
     all_labels, index = describe(inventory, root=mounted_at, labels=labels, architecture=architecture, mounts=mounts)
     with opened_root(root) as top:
-        layer = write_layer(top, inventory, file, index=index, secrets=secrets)
-    config, manifest = describe_image(all_labels, layer=layer, machine=machine)
-    return Packed(layer[0], layer[1], config, manifest, len(files), sum(entry.size for entry in files))
+        digest, size, plain = write_layer(top, inventory, file, index=index, secrets=secrets)
+    config = describe_image(all_labels, plain_digest=plain, machine=machine)
+    return Packed(digest, size, config, len(files), sum(entry.size for entry in files))
 
 
 def main() -> int:
