@@ -55,7 +55,8 @@ def plan_gate(context: CacheContext) -> Gate | None:
         return Gate(record=record, is_held=bool(record.failure or record.worse))
     is_new = len(record.after) == len(record.before)  # the new plan first: if it cannot start, nothing else is needed
     run = f"{context.revision}/{len(record.before) + len(record.after)}"
-    pods = [view for view in context.pods if is_primer(view) and _run_of(view.manifest) == run]
+    primers = (view for view in context.pods if is_primer(view))
+    pods = [view for view in primers if reading.text(view.manifest, "metadata", "annotations", RUN_ANNOTATION) == run]
     for view in pods:
         if (found := _read_run(view.manifest, is_new=is_new)) is not None:
             return Gate(record=_with_run(record, found, is_new=is_new), is_held=True, is_recorded=False, run=run, is_new=is_new)
@@ -64,10 +65,6 @@ def plan_gate(context: CacheContext) -> Gate | None:
         skipped = record.model_copy(update={"skipped": obstacle})
         return Gate(record=skipped, is_held=True, is_recorded=False)
     return Gate(record=record, is_held=True, run=run, is_new=is_new)
-
-
-def _run_of(pod: Mapping[str, Any]) -> str:
-    return reading.text(pod, "metadata", "annotations", RUN_ANNOTATION)
 
 
 def load_of(workload: WorkloadSpec | None) -> dict[str, Any]:
@@ -104,7 +101,7 @@ def _with_run(record: GateRecord, found: Measurement | tuple[str, str], *, is_ne
 
 def gate_annotation(gate: Gate) -> dict[str, str]:
     """Return the annotation of the ControllerRevision of the new plan."""
-    return {GATE_ANNOTATION: gate.record.to_text()}
+    return {GATE_ANNOTATION: gate.record.model_dump_json(by_alias=True, exclude_defaults=True)}
 
 
 def render_run(manifest: Mapping[str, Any], gate: Gate, context: CacheContext, *, beside_replicas: bool) -> dict[str, Any]:

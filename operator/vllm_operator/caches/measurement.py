@@ -173,10 +173,6 @@ class GateRecord(Model):
         """The figures for which the new plan is worse."""
         return tuple(figure for figure in self.figures if figure.is_worse)
 
-    def to_text(self) -> str:
-        """Return the text of the annotation."""
-        return self.model_dump_json(by_alias=True, exclude_defaults=True)
-
 
 def read_record(text: str) -> GateRecord | None:
     """Read the annotation of a ControllerRevision; None if it has none that can be read."""

@@ -13,7 +13,7 @@ versions with a known race, and to cases in which repeated compilation in every 
 
 from collections.abc import Collection, Mapping
 from functools import cached_property
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
@@ -66,8 +66,7 @@ class CacheVariable(Entry):
     because: str = ""
 
 
-def _read_variable(written: Any) -> Any:
-    return {"value": written} if isinstance(written, str) else written
+_Variable = Annotated[CacheVariable, BeforeValidator(lambda written: {"value": written} if isinstance(written, str) else written)]
 
 
 class Cache(Sourced):
@@ -82,7 +81,7 @@ class Cache(Sourced):
     name: str
     holds: str
     folder: str = Field(alias="directory")
-    written: Mapping[str, Annotated[CacheVariable, BeforeValidator(_read_variable)]] = Field(alias="variables")
+    written: Mapping[str, _Variable] = Field(alias="variables")
     versions: Specifiers = SpecifierSet()
     distributions: frozenset[Distribution] = frozenset(Distribution)
     is_published: StrictBool = Field(True, alias="published")

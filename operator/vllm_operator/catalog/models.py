@@ -148,10 +148,6 @@ class Models(Entry):
         """Find the family of `organisation/name`, or of the last part of a path."""
         return next((family for family in self.families if family.has(repository)), None)
 
-    def find_type(self, model_type: str) -> ModelFamily | None:
-        """Find the family of a `model_type` of config.json."""
-        return next((family for family in self.families if model_type in family.config_types), None)
-
     def quantization(self, repository: str, family: ModelFamily | None) -> Quantization | None:
         """Read the number format from the repository's name; the family's own format if the name has none."""
         for number_format in self.formats:

@@ -82,7 +82,7 @@ def resolve_facts(model: ModelSpec, models: Models, files: ModelFiles = NO_FILES
     """Collect the facts about a model. `remembered` are facts from an earlier reading of the files, if they were not read now."""
     name = model_name(model)
     read = replace(read_config(files.config), weight_bytes=files.weight_bytes) if files.config else remembered or NO_FACTS
-    named, typed = models.find(name), models.find_type(read.model_type) if read.model_type else None
+    named, typed = models.find(name), next((each for each in models.families if read.model_type in each.config_types), None)
     is_other = named is not None and named.config_types and read.model_type not in named.config_types
     ordered = (typed, named) if is_other else (named, typed)
     family = next((each for each in ordered if each is not None and not _is_contradicted(each, read)), None)

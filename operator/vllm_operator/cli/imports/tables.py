@@ -39,10 +39,6 @@ class Table(Sourced):
         """All paths, each of which stands for all fields below it too."""
         return frozenset((*self.kept, *self.becomes, *self.dropped, *self.ignored))
 
-    def is_above_known(self, path: str) -> bool:
-        """Tell whether the table has fields below the path."""
-        return any(each.startswith(f"{path}.") for each in (*self.known, *self.parts))
-
     def place(self, source: Manifest, engine: dict[str, Any]) -> None:
         """Copy the fields that become a part of the engine: `container`, `pod` or `metadata`, which are in `engine`."""
         for path, place in self.becomes.items():
@@ -84,7 +80,8 @@ def _unread(value: Any, places: Places, where: str) -> Iterator[str]:
         if not _is_on(part) or any(path in table.known for table, path in paths) or all(each.startswith(_OF_TOOLS) for each in _keys(part)):
             continue
         within = [(load_tables()[table.parts[path]], "") for table, path in paths if path in table.parts]
-        within += [(table, f"{path}.") for table, path in paths if table.is_above_known(path)]
+        below = ((table, f"{path}.") for table, path in paths)
+        within += [(table, at) for table, at in below if any(each.startswith(at) for each in (*table.known, *table.parts))]
         if within:
             yield from _unread(part, within, f"{where}{name}.")
         else:
