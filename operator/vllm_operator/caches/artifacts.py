@@ -27,20 +27,11 @@ from vllm_operator.api.plan import Plan, PlannedArtifact
 from vllm_operator.api.reading import controller_of, digest
 from vllm_operator.api.resource import Role, VLLMDeployment, job_prefix
 from vllm_operator.api.spec import Distribution
+from vllm_operator.caches import jobs
 from vllm_operator.caches.address import FETCH_CACHES_CONTAINER, CacheAddress, read_portability_settings
 from vllm_operator.caches.claims import is_terminating
 from vllm_operator.caches.context import ArtifactResult, CacheContext, Publication
 from vllm_operator.caches.directories import is_primed, is_quarantined
-from vllm_operator.caches.jobs import (
-    MAX_TEXT,
-    end_without_report,
-    is_over,
-    pods_with,
-    read_report,
-    render_job,
-    render_pod_spec,
-    render_program,
-)
 from vllm_operator.catalog.caches import ARTIFACT_SECRET_ROOT, CACHE_ROOT, PACKED_ROOT, Caches
 from vllm_operator.pods.tools import operator_container, with_tools
 from vllm_operator.pods.view import Phase, PodView
@@ -173,21 +164,21 @@ def read_fetch(pod: Any) -> ArtifactResult | None:
 
 def read_result(container: Any) -> ArtifactResult | None:
     """Return the report of the program in a container, from its termination message; None if it has not ended."""
-    report = read_report(container)
+    report = jobs.read_report(container)
     if report is None:
         return None
     ended, found = report
     word = reading.text(found, "result")
     if not word.isalpha() or len(word) > 32:
-        return ArtifactResult(result="Failed", message=reading.text(ended, "message")[-MAX_TEXT:] or end_without_report(ended))
+        return ArtifactResult(result="Failed", message=reading.text(ended, "message")[-jobs.MAX_TEXT :] or jobs.end_without_report(ended))
     seconds = found.get("seconds")
     digest, tag = reading.text(found, "digest"), reading.text(found, "tag")
     return ArtifactResult(
         result=word,
         tag=tag if len(tag) <= 128 else "",
         digest=digest if len(digest) == 71 else "",
-        message=reading.text(found, "message")[:MAX_TEXT],
-        differs=reading.text(found, "differs")[:MAX_TEXT],
+        message=reading.text(found, "message")[: jobs.MAX_TEXT],
+        differs=reading.text(found, "differs")[: jobs.MAX_TEXT],
         seconds=float(seconds) if isinstance(seconds, int | float) and 0 <= seconds < 10**6 else None,
         size_bytes=_count(found, "bytes"),
         files=_count(found, "files"),
@@ -300,10 +291,10 @@ def publishing_name(name: str, occasion: str) -> str:
 def _attempt(context: CacheContext, occasion: str) -> Publication | None:
     """Return the state according to the Pod of the Job; None without a Pod, or shortly before the Job is deleted."""
     name = publishing_name(context.resource.metadata.name, occasion)
-    for pod in pods_with(Role.PUBLISHING, context.manifests):
+    for pod in jobs.pods_with(Role.PUBLISHING, context.manifests):
         if controller_of(pod).get("name") != name:
             continue
-        if not is_over(pod):
+        if not jobs.is_over(pod):
             return Publication(state="Running", occasion=occasion)
         for statuses, container_name in (("containerStatuses", PUBLISHER), ("initContainerStatuses", PACKER)):
             container = reading.named(pod, container_name, "status", statuses, key="name")
@@ -325,8 +316,8 @@ def render_publishing(context: CacheContext, address: CacheAddress, occasion: st
         "containers": [_publisher(context, {})],
         "volumes": [{"name": "claim", "persistentVolumeClaim": {"claimName": address.claim}}, *_volumes(context)],
     }
-    name, spec = publishing_name(resource.metadata.name, occasion), render_pod_spec(context.template, context.plan.tools_image, fields)
-    return render_job(resource, name, Role.PUBLISHING, spec, attempts=0, deadline=DEADLINE_SECONDS, kept=KEPT_SECONDS)
+    name, spec = publishing_name(resource.metadata.name, occasion), jobs.render_pod_spec(context.template, context.plan.tools_image, fields)
+    return jobs.render_job(resource, name, Role.PUBLISHING, spec, attempts=0, deadline=DEADLINE_SECONDS, kept=KEPT_SECONDS)
 
 
 def add_publisher(primer: dict[str, Any], context: CacheContext, caches: Caches) -> dict[str, Any]:
@@ -369,7 +360,7 @@ def _packer(context: CacheContext, caches: Caches, mount: Mapping[str, Any], mor
     secrets = secret_variables(context)
     env = [{"name": "PACK_ARTIFACT", "value": json.dumps(settings, sort_keys=True)}, *secrets.pop("env")]
     mounts = [mount, {"name": PACKED_VOLUME, "mountPath": PACKED_ROOT}]
-    return render_program(context.engine, PACKER, "pack-caches", env=env, mounts=mounts, requests=_REQUESTS, **secrets)
+    return jobs.render_program(context.engine, PACKER, "pack-caches", env=env, mounts=mounts, requests=_REQUESTS, **secrets)
 
 
 def _publisher(context: CacheContext, more: Mapping[str, Any]) -> dict[str, Any]:

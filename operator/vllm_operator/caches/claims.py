@@ -26,16 +26,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from vllm_operator.api import reading
-from vllm_operator.api.labels import (
-    ALLOW_UNSUPPORTED_ANNOTATION,
-    FIELD_MANAGER,
-    GROUP,
-    INSTANCE_LABEL,
-    KIND,
-    SHARED_ANNOTATION_PREFIX,
-    UNUSED_ANNOTATION,
-)
+from vllm_operator.api import labels, reading
 from vllm_operator.api.operation import CacheSpec, ClaimVolume, Storage, StorageSpec
 from vllm_operator.api.plan import PlannedWeights
 from vllm_operator.api.reading import Manifest, controller_of, mapping, read_bytes, sequence
@@ -149,7 +140,7 @@ def is_claim_of_operator(claim: Mapping[str, Any]) -> bool:
     """Return whether the operator created a PVC, even if it was orphaned since: it alone applied the access modes."""
     entries = reading.objects(claim, "metadata", "managedFields")
     writers = [entry for entry in entries if "f:accessModes" in reading.mapping(entry, "fieldsV1", "f:spec")]
-    return bool(writers) and all((entry.get("manager"), entry.get("operation")) == (FIELD_MANAGER, "Apply") for entry in writers)
+    return bool(writers) and all((entry.get("manager"), entry.get("operation")) == (labels.FIELD_MANAGER, "Apply") for entry in writers)
 
 
 def unowned_claims(manifests: Sequence[Mapping[str, Any]], context: CacheContext) -> tuple[str, ...]:
@@ -176,7 +167,7 @@ def is_short_of_space(manifests: Sequence[Mapping[str, Any]], context: CacheCont
     metadata, name = context.resource.metadata, context.weights_claim_name
     desired = next((it for it in manifests if it["kind"] == _CLAIM and it["metadata"]["name"] == name), None)
     is_new = context.deployment is None or context.is_rollout
-    if desired is None or not is_new or metadata.annotations.get(ALLOW_UNSUPPORTED_ANNOTATION) == "true":
+    if desired is None or not is_new or metadata.annotations.get(labels.ALLOW_UNSUPPORTED_ANNOTATION) == "true":
         return False
     return too_small(context.claims.get(name or "", desired), context.plan.weights.size_bytes) is not None
 
@@ -233,7 +224,7 @@ class ClaimUser:
     @property
     def annotation(self) -> str:
         """Name of the annotation with its record."""
-        return SHARED_ANNOTATION_PREFIX + self.uid
+        return labels.SHARED_ANNOTATION_PREFIX + self.uid
 
 
 def lender_of(claim: str) -> str | None:
@@ -249,7 +240,7 @@ def claims_of_others(pod_spec: Any, name: str) -> dict[str, str]:
 
 def usage_by(resource: VLLMDeployment, claim: Mapping[str, Any], now: datetime) -> dict[str, str]:
     """Return the record that a VLLMDeployment uses the PVC of another one; empty if it exists."""
-    name = SHARED_ANNOTATION_PREFIX + resource.metadata.uid
+    name = labels.SHARED_ANNOTATION_PREFIX + resource.metadata.uid
     if reading.text(claim, "metadata", "annotations", name).partition("/")[0] == resource.metadata.name:
         return {}
     return {name: f"{resource.metadata.name}/{reading.stamp(now)}"}
@@ -257,16 +248,14 @@ def usage_by(resource: VLLMDeployment, claim: Mapping[str, Any], now: datetime) 
 
 def find_other_owners(claim: Mapping[str, Any], uid: str) -> tuple[int, ...]:
     """Return the positions of the owner references of a PVC to VLLMDeployments with another uid."""
-    return tuple(
-        position
-        for position, owner in enumerate(reading.objects(claim, "metadata", "ownerReferences"))
-        if (owner.get("kind"), reading.text(owner, "apiVersion").partition("/")[0]) == (KIND, GROUP) and owner.get("uid") != uid
-    )
+    owners = enumerate(reading.objects(claim, "metadata", "ownerReferences"))
+    others = ((position, owner) for position, owner in owners if owner.get("uid") != uid and owner.get("kind") == labels.KIND)
+    return tuple(position for position, owner in others if reading.text(owner, "apiVersion").partition("/")[0] == labels.GROUP)
 
 
 def read_users(claim: Mapping[str, Any], uid: str) -> tuple[ClaimUser, ...]:
     """Return the VLLMDeployments with another uid that have recorded themselves on a PVC."""
-    others = {user: value.partition("/") for user, value in read_annotations(claim, SHARED_ANNOTATION_PREFIX).items() if user != uid}
+    others = {user: value.partition("/") for user, value in read_annotations(claim, labels.SHARED_ANNOTATION_PREFIX).items() if user != uid}
     return tuple(ClaimUser(user, name, reading.moment(since)) for user, (name, _, since) in list(others.items())[:MAX_USERS])
 
 
@@ -283,7 +272,7 @@ def find_orphans(claims: Iterable[dict[str, Any]], resources: Iterable[Manifest]
         metadata = mapping(claim, "metadata")
         namespace, name = reading.text(metadata, "namespace"), reading.text(metadata, "name")
         is_used = (namespace, name) in named or any(user.uid in uids for user in read_users(claim, ""))
-        is_used = is_used or (namespace, reading.text(metadata, "labels", INSTANCE_LABEL)) in existing
+        is_used = is_used or (namespace, reading.text(metadata, "labels", labels.INSTANCE_LABEL)) in existing
         if is_claim_of_operator(claim) and not (is_used or is_terminating(claim) or sequence(metadata.get("ownerReferences"))):
             found.append(claim)
     return found
@@ -296,7 +285,7 @@ def requested_bytes(claim: Manifest) -> int:
 
 def used_again(claim: Manifest) -> dict[str, str | None]:
     """Return the removal of the record that a PVC is unused; empty without one."""
-    return {UNUSED_ANNOTATION: None} if reading.text(claim, "metadata", "annotations", UNUSED_ANNOTATION) else {}
+    return {labels.UNUSED_ANNOTATION: None} if reading.text(claim, "metadata", "annotations", labels.UNUSED_ANNOTATION) else {}
 
 
 def is_recent(user: ClaimUser, now: datetime) -> bool:

@@ -28,15 +28,7 @@ from vllm_operator.planning.engine.adapters import check_adapters, plan_adapters
 from vllm_operator.planning.engine.backends import BackendDecision, choose_backends
 from vllm_operator.planning.engine.rule_input import describe_rule_input
 from vllm_operator.planning.outcome import FreeGPUs, Outcome, not_accepted, summarize
-from vllm_operator.planning.placement import explanations, groups, targets
-from vllm_operator.planning.placement.fitting import (
-    ROOM_FOR_WEIGHTS,
-    Headroom,
-    Sizing,
-    resolve_sizing,
-    time_slicing_arguments,
-    weight_bytes_of,
-)
+from vllm_operator.planning.placement import explanations, fitting, groups, targets
 from vllm_operator.planning.placement.policy import Ranking, describe_candidates, free_products, gpu_name, kind_of
 from vllm_operator.planning.placement.shortage import explain
 from vllm_operator.planning.placement.targets import Candidate, Rank, Rejection, Request
@@ -112,7 +104,7 @@ class _Premises:
     version: image.ResolvedVersion
     shape: Shape
     facts: ResolvedFacts
-    sizing: Sizing
+    sizing: fitting.Sizing
     weight_bytes: int | None
     """Size of the weight files; None if unknown."""
 
@@ -240,13 +232,13 @@ class _FreshPlan:
         if isinstance(shape, Verdict):
             return shape
         facts = model_facts.resolve_facts(spec.model, self.catalog.models, self.files, remembered=self._remembered())
-        sizing, release = Sizing(None, None, (0, 0, 0), self.catalog, is_read=False), parse_release(version.version)
+        sizing, release = fitting.Sizing(None, None, (0, 0, 0), self.catalog, is_read=False), parse_release(version.version)
         if self._keeps_gpu and self.pinned is not None:  # the current plan keeps its size
             shape = pinning.pinned_shape(shape, self.pinned, spec)
         elif release is not None and not given.replaces_arguments:
-            sizing = resolve_sizing(spec, given, release, facts, self.files, self.catalog)
+            sizing = fitting.resolve_sizing(spec, given, release, facts, self.files, self.catalog)
         in_own_format = sizing.model if "--quantization" not in given.arguments else None
-        weight_bytes = weight_bytes_of(spec.model, facts, self.files, self.catalog, in_own_format)
+        weight_bytes = fitting.weight_bytes_of(spec.model, facts, self.files, self.catalog, in_own_format)
         return _Premises(given, version, shape, facts, sizing, weight_bytes)
 
     def _sized(self, premises: _Premises) -> _Chosen | Verdict:
@@ -267,7 +259,7 @@ class _FreshPlan:
             return _Chosen(replace(premises, shape=best[0].shape), best, found, rejections, length, sized)
         found = self._over_nodes(premises, request, found) or found
         best = ranking.choose(found, request.preferred, count)
-        if all(each.result.headroom is Headroom.NONE for each in found) and sizing.certain and not self._allows_unsupported:
+        if all(each.result.headroom is fitting.Headroom.NONE for each in found) and sizing.certain and not self._allows_unsupported:
             others = targets.find_others(request, self.inventory, self.catalog)
             message = f"{explanations.explain_shortage(self.resource, best[0], sizing, others)} {image.ALLOW_ANYWAY}"
             return Verdict(FALSE, Reason.DOES_NOT_FIT, message)
@@ -284,14 +276,14 @@ class _FreshPlan:
 
         Only GPUs with NVLink: a step on many GPUs without it takes long. The spec may ask for others.
         """
-        is_too_large = premises.sizing.certain and all(each.result.headroom is Headroom.NONE for each in found)
+        is_too_large = premises.sizing.certain and all(each.result.headroom is fitting.Headroom.NONE for each in found)
         if not is_too_large or not self._is_free or self._nodes is not None or self._allows_unsupported:
             return []
         shapes = premises.sizing.shapes_over_nodes(self.inventory)
         others = targets.find_candidates(request, shapes, self.inventory, self.catalog)[0] if shapes else []
-        fitting = (each for each in others if each.result.headroom <= Headroom.SHORT)
+        able = (each for each in others if each.result.headroom <= fitting.Headroom.SHORT)
         products = {name: self.catalog.gpus.product(name) for name in {each.pool.product for each in others}}
-        return [each for each in fitting if (product := products[each.pool.product]) is not None and product.links == "NVLink"]
+        return [each for each in able if (product := products[each.pool.product]) is not None and product.links == "NVLink"]
 
     @property
     def _nodes(self) -> int | None:
@@ -360,7 +352,7 @@ class _FreshPlan:
             selector=premises.overrides.node_selector,
             weight_bytes=None if weight_bytes is None or resized or premises.sizing.can_judge else weight_bytes // premises.shape.shards,
             tolerations=tolerations_of(spec.pod_template),
-            room=ROOM_FOR_WEIGHTS if chooses else 1.0,
+            room=fitting.ROOM_FOR_WEIGHTS if chooses else 1.0,
         )
 
     @property
@@ -417,7 +409,7 @@ class _FreshPlan:
         own = serving.engine_arguments(resource.spec, version, premises.shape.parallel, chosen=chosen.sized, length=length)
         drain = serving.plan_drain(resource.spec, premises.overrides, version)
         adapters = plan_adapters(resource.spec, self.files.adapters, version.table, self.pinned if self.in_force else None)
-        shared = time_slicing_arguments(target.pool, self.catalog.memory, version.version)
+        shared = fitting.time_slicing_arguments(target.pool, self.catalog.memory, version.version)
         between = groups.group_arguments(deadline, version, data=premises.shape.parallel.data) if nodes else []
         args = overrides.keep_first([*own, *between, *shared, *adapters.arguments, *drain.arguments, *decision.args])
         env = overrides.keep_first([*decision.env, *compatibility, *of_caches, *of_start])

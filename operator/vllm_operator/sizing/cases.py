@@ -13,30 +13,10 @@ from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.catalog.memory import MemoryFacts
 from vllm_operator.catalog.models import KnownShapes
 from vllm_operator.catalog.versions import Release, parse_release
-from vllm_operator.sizing.engine import (
-    BLOCK_DRAFT_LAYERS,
-    BLOCK_DRAFT_TOKENS,
-    CONFIGURING,
-    LONGER,
-    RUNNER,
-    Device,
-    Options,
-    read_flags,
-    read_runner,
-    read_size,
-)
+from vllm_operator.sizing import engine, resolve
 from vllm_operator.sizing.estimate import Estimate, Prediction
 from vllm_operator.sizing.formats import NO_NAME, name_format
 from vllm_operator.sizing.parallelism import ParallelShape
-from vllm_operator.sizing.resolve import (
-    device_of,
-    find_product,
-    predict_model,
-    refuse_start,
-    resolve_model,
-    smallest_named,
-    stated_mebibytes,
-)
 
 OLDEST_TYPICAL, NEWEST = (0, 11, 0), (0, 33, 0)
 """Range of versions in which the rules changed. Without a version, the smaller KV cache of both ends counts."""
@@ -46,7 +26,7 @@ IMAGES = 20  # `25.09` is the year and month of an NVIDIA image, not a version o
 COMMITS = re.compile(r"(rc[0-9]{1,3})?\.?dev([0-9]{1,6})")
 NEARER_COMMITS = 300  # about half of the commits between two minor releases of vLLM
 FLAG = re.compile(r"(--[a-z][a-z0-9-]{1,60}(?:\.[a-z_]{1,40}){0,2})(?:[= ]([^\s,;-][^\s,;]{0,200}))?")
-RUNNER_VALUE = re.compile(RUNNER + r"=([01])")
+RUNNER_VALUE = re.compile(engine.RUNNER + r"=([01])")
 
 
 def read_releases(version: str) -> tuple[Release, ...]:
@@ -78,10 +58,10 @@ PARTITION = re.compile(r"VLLM_PP_LAYER_PARTITION=([0-9]{1,4}(?:,[0-9]{1,4}){1,63
 HOSTED = ("on the host", "host memory", "offload")  # words in a format or note that mean that a part is in host memory
 
 
-def read_options(line: Mapping[str, Any]) -> Options:
+def read_options(line: Mapping[str, Any]) -> engine.Options:
     """Return the flags and variables of vLLM in the note of a case, and those that have fields of their own, without unreadable ones."""
     spec, note = text(line, "spec").lower()[:200], text(line, "note")[:500]
-    flags = read_flags({name: value or None for name, value in FLAG.findall(note)}) or Options()
+    flags = engine.read_flags({name: value or None for name, value in FLAG.findall(note)}) or engine.Options()
     runner, partition = RUNNER_VALUE.search(note), PARTITION.search(note)
     tokens = re.search(r"[0-9]{1,3}", spec.replace("eagle3", "").replace("eagle2", ""))
     block = "dflash" in spec
@@ -89,23 +69,23 @@ def read_options(line: Mapping[str, Any]) -> Options:
     return replace(
         flags,
         utilization=_number(line.get("gpu_memory_utilization"), 1.0) or flags.utilization,
-        max_length=0 if length in ("auto", -1, "-1") else _size(length) or read_size(text(length).strip()) or flags.max_length,
+        max_length=0 if length in ("auto", -1, "-1") else _size(length) or engine.read_size(text(length).strip()) or flags.max_length,
         sequences=_size(line.get("max_num_seqs")) or flags.sequences,
         batched_tokens=_size(line.get("max_num_batched_tokens")) or flags.batched_tokens,
         cache_dtype=read_cache_type(text(line, "kv_cache_dtype")),
         eager=line.get("enforce_eager") is True or flags.eager,
         offload_gib=_number(line.get("cpu_offload_gb"), 1 << 20) or 0.0,
-        speculative=int(tokens[0]) if tokens else (0 if not spec else BLOCK_DRAFT_TOKENS if block else DRAFT_TOKENS),
+        speculative=int(tokens[0]) if tokens else (0 if not spec else engine.BLOCK_DRAFT_TOKENS if block else DRAFT_TOKENS),
         own_draft_layers="mtp" in spec or "nextn" in spec,
         eagle=1 if "eagle" in spec else 0,
-        separate_draft_layers=BLOCK_DRAFT_LAYERS if block else 0,
+        separate_draft_layers=engine.BLOCK_DRAFT_LAYERS if block else 0,
         context_parallel=_size(line.get("dcp")) or 1,
         block=_size(line.get("block_size")) or flags.block,
         checkpoint_bytes=read_integer(line.get("checkpoint_bytes")) or None,
         fused_reduction=line.get("fuse_allreduce_rms") is not False and flags.fused_reduction,
         partition=tuple(min(int(layers), MOST_GPUS) for layers in partition[1].split(",")) if partition else (),
-        runner_v2=read_runner({RUNNER: runner[1]}) if runner else None,
-        allows_longer=any(name in note for name in (*CONFIGURING, f"{LONGER}=1")),
+        runner_v2=engine.read_runner({engine.RUNNER: runner[1]}) if runner else None,
+        allows_longer=any(name in note for name in (*engine.CONFIGURING, f"{engine.LONGER}=1")),
     )
 
 
@@ -113,7 +93,7 @@ def predict(line: Mapping[str, Any], shapes: KnownShapes, gpus: GPUs, facts: Mem
     """Estimate a case. Its measurements are the result, so they are never read."""
     name, label, options = text(line, "model")[:200], text(line, "quantization")[:200], read_options(line)
     config = mapping(line, "config") or None
-    model = resolve_model(name, shapes, config=config, checkpoint_bytes=options.checkpoint_bytes, label=label)
+    model = resolve.resolve_model(name, shapes, config=config, checkpoint_bytes=options.checkpoint_bytes, label=label)
     if model is not None and model.label and not model.form.quantized and name_format(model.label, model.shape) is None:
         return Estimate(Prediction.UNKNOWN, f"The format {model.label} is unknown. Give the model's config.json.")
     if model is None:
@@ -127,11 +107,11 @@ def predict(line: Mapping[str, Any], shapes: KnownShapes, gpus: GPUs, facts: Mem
     device = _device(gpu, memory_gib, gpus, facts)
     options = replace(options, stage_gib=_stage_memory(gpu, memory_gib, pipeline, gpus, facts))
     release, architecture = max(releases), device.architecture
-    if refused := refuse_start(model, parallel, replace(options, max_length=None), release, architecture):
+    if refused := resolve.refuse_start(model, parallel, replace(options, max_length=None), release, architecture):
         return Estimate(Prediction.REFUSED, refused)
-    made = [predict_model(model, parallel, device, options, facts, release) for release in releases]
+    made = [resolve.predict_model(model, parallel, device, options, facts, release) for release in releases]
     fullest = min(made, key=lambda each: each.kv_cache if each.kv_cache is not None else 0.0)
-    if refused := refuse_start(model, parallel, options, release, architecture):
+    if refused := resolve.refuse_start(model, parallel, options, release, architecture):
         return replace(fullest, prediction=Prediction.REFUSED, limit=refused)
     if fullest.prediction is Prediction.REFUSED and options.max_length is None and fullest.longest:
         limit = f"{fullest.limit} The case does not state its length: up to {fullest.longest} tokens fit."
@@ -158,13 +138,13 @@ def as_line(name: str, made: Estimate) -> dict[str, Any]:
     }
 
 
-def _device(name: str, memory_gib: float | None, gpus: GPUs, facts: MemoryFacts) -> Device:
-    product = smallest_named(name, gpus)
+def _device(name: str, memory_gib: float | None, gpus: GPUs, facts: MemoryFacts) -> engine.Device:
+    product = resolve.smallest_named(name, gpus)
     named = (known for word, known in facts.usable_memory.unified_names.items() if word in name.lower())
     architecture = product.architecture if product else next(named, None)
     if product is None and architecture is not None:  # a machine, such as DGX Spark, by its GPU
         product = next((each for each in gpus.products_by_name.values() if each.architecture == architecture), None)
-    device = device_of(product, architecture, stated_mebibytes(name, product), gpus, facts)
+    device = resolve.device_of(product, architecture, resolve.stated_mebibytes(name, product), gpus, facts)
     return device if memory_gib is None else replace(device, memory_gib=memory_gib, title=name)
 
 
@@ -173,8 +153,8 @@ def _stage_memory(name: str, memory_gib: float | None, pipeline: int, gpus: GPUs
     names = name.split("+")
     if len(names) < 2 or len(names) != pipeline:
         return ()
-    found = [find_product(name.strip(), gpus) for name in names]
-    memory = [device_of(product, product.architecture, None, gpus, facts).memory_gib if product else None for product in found]
+    found = [resolve.find_product(name.strip(), gpus) for name in names]
+    memory = [resolve.device_of(product, product.architecture, None, gpus, facts).memory_gib if product else None for product in found]
     known = [each for own in memory if (each := own if own is not None else memory_gib) is not None]
     return tuple(known) if len(known) == len(names) else ()
 

@@ -16,18 +16,9 @@ from vllm_operator.catalog.memory import MemoryFacts
 from vllm_operator.catalog.models import KnownShape, KnownShapes
 from vllm_operator.catalog.notes import say
 from vllm_operator.catalog.versions import Release
+from vllm_operator.sizing import formats
 from vllm_operator.sizing.engine import GIB, MIB_PER_GIB, Device, Engine, Options
 from vllm_operator.sizing.estimate import Estimate, estimate
-from vllm_operator.sizing.formats import (
-    NO_NAME,
-    OF_CHECKPOINT,
-    TensorSizes,
-    WeightFormat,
-    find_format,
-    measure_format,
-    name_format,
-    read_format,
-)
 from vllm_operator.sizing.model_facts import FROM_CONFIG, FROM_TABLE
 from vllm_operator.sizing.model_shape import ModelShape, read_shape
 from vllm_operator.sizing.parallelism import ParallelShape, allowed, divides_blocks
@@ -43,7 +34,7 @@ class SizedModel:
     """Known facts about the memory of a model."""
 
     shape: ModelShape
-    form: WeightFormat
+    form: formats.WeightFormat
     source: str  # of the sizes
     known: KnownShape | None = None  # its entry in the table of well-known models
     label: str = ""  # name of the format, if given
@@ -83,7 +74,7 @@ def resolve_model(
     config: Mapping[str, Any] | None = None,
     checkpoint_bytes: int | None = None,
     label: str = "",
-    tensors: TensorSizes | None = None,
+    tensors: formats.TensorSizes | None = None,
 ) -> SizedModel | None:
     """Return the known facts about the model `organisation/name`; None if its sizes are unknown.
 
@@ -96,12 +87,12 @@ def resolve_model(
         shape, source, used = read_shape(known.config), FROM_TABLE, known.config
     if shape is None or used is None:
         return None
-    own = read_format(used, shape)
-    if label.strip().lower() in (NO_NAME | OF_CHECKPOINT if own.quantized else NO_NAME):
+    own = formats.read_format(used, shape)
+    if label.strip().lower() in (formats.NO_NAME | formats.OF_CHECKPOINT if own.quantized else formats.NO_NAME):
         label = ""
     if not label and config is None and known is not None:
-        label = find_format(name, known.name if own.quantized else "")
-    named = name_format(label, shape) if label else None
+        label = formats.find_format(name, known.name if own.quantized else "")
+    named = formats.name_format(label, shape) if label else None
     form = named if named is not None else own
     if named is not None and own.quantized and own.name == named.name:
         form = own  # config.json also lists modules that are not quantized
@@ -112,7 +103,7 @@ def resolve_model(
     if named is not None and form.name != own.name:
         checkpoint_bytes = None
     if config is not None and tensors is not None and not wanted:
-        form = measure_format(form, shape, tensors) or form
+        form = formats.measure_format(form, shape, tensors) or form
     return SizedModel(shape, form, source, known, label, checkpoint_bytes, name, exact=source == FROM_CONFIG or table.has(name))
 
 

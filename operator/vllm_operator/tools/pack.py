@@ -31,28 +31,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import IO, Any, NamedTuple
 
-from vllm_operator.tools.artifact import (
-    CACHE_PREFIX,
-    COLD_LABEL,
-    DESCRIPTION_NAME,
-    FILE_FLAGS,
-    FOLDER_FLAGS,
-    FORMAT,
-    LABEL,
-    LAYER_NAME,
-    MANIFEST_PREFIX,
-    MAX_BYTES,
-    MAX_FILES,
-    OTHERS,
-    VLLM_FOLDER,
-    ArtifactError,
-    describe_image,
-    open_below,
-    opened_root,
-    portability_key,
-    run_with_report,
-    wait_for_engine,
-)
+from vllm_operator.tools import artifact
+from vllm_operator.tools.artifact import ArtifactError
 from vllm_operator.tools.build import FACTS_LABEL, build_fingerprint, describe_build
 
 LEVEL = 3
@@ -104,10 +84,10 @@ def take_inventory(root: str, folders: Iterable[str], excluded: Iterable[str], w
         ArtifactError: Changing: a file vanished or was replaced meanwhile. TooLarge: there are too many files or directories.
     """
     patterns, found = tuple(excluded), list[Entry]()
-    with opened_root(root) as top:
+    with artifact.opened_root(root) as top:
         for name in sorted(folders):
             try:
-                folder = open_below(top, name, FOLDER_FLAGS)
+                folder = artifact.open_below(top, name, artifact.FOLDER_FLAGS)
             except OSError as error:
                 if error.errno in REPLACED:
                     continue
@@ -129,13 +109,13 @@ def walk(folder: int, path: str, patterns: tuple[str, ...], found: list[Entry]) 
                 continue
             with unchanged(inner):
                 at = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                opened = os.open(name, FOLDER_FLAGS, dir_fd=folder) if stat.S_ISDIR(at.st_mode) else None
+                opened = os.open(name, artifact.FOLDER_FLAGS, dir_fd=folder) if stat.S_ISDIR(at.st_mode) else None
             if opened is not None:
                 walk(opened, inner, patterns, found)
             elif stat.S_ISREG(at.st_mode):
                 found.append(Entry(inner, False, at.st_size, at.st_mtime_ns, bool(at.st_mode & stat.S_IXUSR)))
-            if len(found) > MAX_FILES:
-                raise ArtifactError("TooLarge", f"There are more than {MAX_FILES} files.")
+            if len(found) > artifact.MAX_FILES:
+                raise ArtifactError("TooLarge", f"There are more than {artifact.MAX_FILES} files.")
     finally:
         os.close(folder)
 
@@ -182,24 +162,24 @@ def write_layer(
     with gzip.GzipFile(filename="", fileobj=packed, mode="wb", compresslevel=LEVEL, mtime=0) as squeezed:  # type: ignore[call-overload]
         plain = Digesting(squeezed)
         with tarfile.open(fileobj=plain, mode="w|", format=tarfile.GNU_FORMAT) as archive:  # type: ignore[call-overload]
-            add(archive, Entry(CACHE_PREFIX, True, 0, 0, True))
-            others = f"{CACHE_PREFIX}/{OTHERS}"
+            add(archive, Entry(artifact.CACHE_PREFIX, True, 0, 0, True))
+            others, is_added = f"{artifact.CACHE_PREFIX}/{artifact.OTHERS}", False
             for entry in inventory:
-                if entry.path == VLLM_FOLDER:
+                if entry.path == artifact.VLLM_FOLDER:
                     continue
                 top, _, rest = entry.path.partition("/")
-                name = f"{CACHE_PREFIX}/{rest}" if top == VLLM_FOLDER else f"{CACHE_PREFIX}/{OTHERS}/{entry.path}"
-                if others and name.startswith(f"{others}/"):
+                name = f"{artifact.CACHE_PREFIX}/{rest}" if top == artifact.VLLM_FOLDER else f"{others}/{entry.path}"
+                if not is_added and name.startswith(f"{others}/"):
                     add(archive, Entry(others, True, 0, 0, True))
-                    others = ""
+                    is_added = True
                 packed_as = Entry(name, *entry[1:])
                 if entry.is_folder:
                     add(archive, packed_as)
                     continue
                 with open_unchanged(root, entry) as source:
                     add(archive, packed_as, Scanned(source, entry, secrets))
-            add(archive, Entry(MANIFEST_PREFIX, True, 0, 0, True))
-            add(archive, Entry(f"{MANIFEST_PREFIX}/manifest.json", False, len(index), 0, False), io.BytesIO(index))
+            add(archive, Entry(artifact.MANIFEST_PREFIX, True, 0, 0, True))
+            add(archive, Entry(f"{artifact.MANIFEST_PREFIX}/manifest.json", False, len(index), 0, False), io.BytesIO(index))
     return packed.digest, packed.size, plain.digest
 
 
@@ -218,7 +198,7 @@ def add(archive: tarfile.TarFile, entry: Entry, source: Any = None) -> None:
 def open_unchanged(root: int, entry: Entry) -> IO[bytes]:
     """Open a file. Raise ArtifactError if it differs from the inventory."""
     with unchanged(entry.path):
-        descriptor = open_below(root, entry.path, FILE_FLAGS)
+        descriptor = artifact.open_below(root, entry.path, artifact.FILE_FLAGS)
     at = os.fstat(descriptor)
     if (at.st_size, at.st_mtime_ns) != (entry.size, entry.mtime_ns) or not stat.S_ISREG(at.st_mode):
         os.close(descriptor)
@@ -262,8 +242,8 @@ def describe(
         "io.kserve.km/cache-type": "torch-compile",
         "io.kserve.km/split-cache-capture": "true",
         "io.kserve.km/cache-mounts": json.dumps(mounts, separators=(",", ":"), sort_keys=True),
-        "io.kserve.km/cache-root-env": f"VLLM_CACHE_ROOT={root}/{VLLM_FOLDER}",
-        f"{LABEL}format": FORMAT,
+        "io.kserve.km/cache-root-env": f"VLLM_CACHE_ROOT={root}/{artifact.VLLM_FOLDER}",
+        f"{artifact.LABEL}format": artifact.FORMAT,
         **labels,
     }
     if hashes:
@@ -279,7 +259,7 @@ def index_entries(inventory: list[Entry]) -> list[dict[str, Any]]:
     whole: dict[str, list[dict[str, Any]]] = {}
     for entry in inventory:
         parts = entry.path.split("/")
-        if entry.is_folder or parts[:2] != [VLLM_FOLDER, "torch_compile_cache"]:
+        if entry.is_folder or parts[:2] != [artifact.VLLM_FOLDER, "torch_compile_cache"]:
             continue
         if len(parts) == 6 and parts[2] == "torch_aot_compile" and parts[5] == "model" and RANK.fullmatch(parts[4]):
             whole.setdefault(parts[3], []).append({"hash": parts[3], "rank": parts[4], "model_file": "model", "file_size": entry.size})
@@ -312,15 +292,15 @@ def pack(
     if not files:
         raise ArtifactError("Empty", "The directory has no caches.")
     all_labels, index = describe(inventory, root=mounted_at, labels=labels, architecture=architecture, mounts=mounts)
-    with opened_root(root) as top:
+    with artifact.opened_root(root) as top:
         digest, size, plain = write_layer(top, inventory, file, index=index, secrets=secrets)
-    config = describe_image(all_labels, plain_digest=plain, machine=machine)
+    config = artifact.describe_image(all_labels, plain_digest=plain, machine=machine)
     return Packed(digest, size, config, len(files), sum(entry.size for entry in files))
 
 
 def main() -> int:
     """Pack the caches; return the exit status."""
-    status = run_with_report("PACK_ARTIFACT", pack_when_ready, deadline=PACK_SECONDS, good=("Packed",))
+    status = artifact.run_with_report("PACK_ARTIFACT", pack_when_ready, deadline=PACK_SECONDS, good=("Packed",))
     if status == 0 and json.loads(os.environ["PACK_ARTIFACT"]).get("ready"):
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         while True:
@@ -330,22 +310,23 @@ def main() -> int:
 
 def pack_when_ready(settings: dict[str, Any]) -> dict[str, Any]:
     """Pack the directory `root` into the folder `output`, after the engine in the same Pod, if any, is ready."""
-    wait_for_engine(settings, PACK_SECONDS)
+    artifact.wait_for_engine(settings, PACK_SECONDS)
     fingerprint = build_fingerprint(settings.get("image", ""))
-    base, tag = portability_key(settings["readable"], settings["parts"], settings["settings"], fingerprint)
-    cold = {COLD_LABEL: str(settings["coldSeconds"])} if settings.get("coldSeconds") else {}
-    labels = {f"{LABEL}base": base, f"{LABEL}tag": tag, FACTS_LABEL: json.dumps(describe_build(settings), sort_keys=True), **cold}
+    base, tag = artifact.portability_key(settings["readable"], settings["parts"], settings["settings"], fingerprint)
+    cold = {artifact.COLD_LABEL: str(settings["coldSeconds"])} if settings.get("coldSeconds") else {}
+    facts = json.dumps(describe_build(settings), sort_keys=True)
+    labels = {f"{artifact.LABEL}base": base, f"{artifact.LABEL}tag": tag, FACTS_LABEL: facts, **cold}
     output = settings["output"]
     for name in os.listdir(output):  # leftovers of a container that was killed
         os.unlink(os.path.join(output, name))
-    with open(os.path.join(output, LAYER_NAME), "x+b") as file:
+    with open(os.path.join(output, artifact.LAYER_NAME), "x+b") as file:
         packed = pack_unchanged(settings, file, labels)
-    if packed.size > int(settings.get("maxBytes") or MAX_BYTES):
+    if packed.size > int(settings.get("maxBytes") or artifact.MAX_BYTES):
         raise ArtifactError("TooLarge", f"The caches have {packed.size} bytes.")
-    part = os.path.join(output, f"{DESCRIPTION_NAME}.part")
+    part = os.path.join(output, f"{artifact.DESCRIPTION_NAME}.part")
     with open(part, "x") as description:
         json.dump({"fingerprint": fingerprint, "config": packed.config.decode(), "files": packed.files, "bytes": packed.size}, description)
-    os.rename(part, os.path.join(output, DESCRIPTION_NAME))
+    os.rename(part, os.path.join(output, artifact.DESCRIPTION_NAME))
     return {"result": "Packed"}
 
 

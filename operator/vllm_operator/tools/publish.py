@@ -18,24 +18,8 @@ import os
 import time
 from typing import Any, NamedTuple
 
-from vllm_operator.tools.artifact import (
-    DESCRIPTION_NAME,
-    ENGINE_PAUSE_SECONDS,
-    FORMAT,
-    LABEL,
-    LAYER_NAME,
-    MAX_BYTES,
-    MAX_FILES,
-    MAX_JSON,
-    ArtifactError,
-    digest_of,
-    encode_manifest,
-    open_regular,
-    opened_root,
-    portability_key,
-    run_with_report,
-    wait_for_engine,
-)
+from vllm_operator.tools import artifact
+from vllm_operator.tools.artifact import ArtifactError
 from vllm_operator.tools.registry import DIGEST, Registry, if_found, read_limited, read_manifest
 
 PUBLISH_SECONDS = 840
@@ -43,21 +27,22 @@ PUBLISH_SECONDS = 840
 
 def main() -> int:
     """Publish the artifact; return the exit status."""
-    return run_with_report("PUBLISH_ARTIFACT", publish_when_ready, deadline=PUBLISH_SECONDS, good=("Published", "AlreadyPublished"))
+    good = ("Published", "AlreadyPublished")
+    return artifact.run_with_report("PUBLISH_ARTIFACT", publish_when_ready, deadline=PUBLISH_SECONDS, good=good)
 
 
 def publish_when_ready(settings: dict[str, Any]) -> dict[str, Any]:
     """Push the artifact in the folder `output`, after the engine in the same Pod, if any, is ready."""
-    wait_for_engine(settings, PUBLISH_SECONDS)
+    artifact.wait_for_engine(settings, PUBLISH_SECONDS)
     registry = Registry(settings["repository"], settings.get("secret", ""), settings.get("scheme", "https"), push=True)
-    with opened_root(settings["output"]) as folder:
-        while settings.get("ready") and DESCRIPTION_NAME not in os.listdir(folder):  # the packing container still packs
-            time.sleep(float(settings.get("pause", ENGINE_PAUSE_SECONDS)))
+    with artifact.opened_root(settings["output"]) as folder:
+        while settings.get("ready") and artifact.DESCRIPTION_NAME not in os.listdir(folder):  # the packing container still packs
+            time.sleep(float(settings.get("pause", artifact.ENGINE_PAUSE_SECONDS)))
         described = read_description(folder, settings)
         if (there := find_present(registry, described.tag, described.base)) is not None:
             return {"result": "AlreadyPublished", "tag": described.tag, "digest": there}
-        with open_regular(folder, LAYER_NAME) as layer:
-            return push(registry, described, layer, int(settings.get("maxBytes") or MAX_BYTES))
+        with artifact.open_regular(folder, artifact.LAYER_NAME) as layer:
+            return push(registry, described, layer, int(settings.get("maxBytes") or artifact.MAX_BYTES))
 
 
 class Description(NamedTuple):
@@ -72,8 +57,8 @@ class Description(NamedTuple):
 
 def read_description(folder: int, settings: dict[str, Any]) -> Description:
     """Read the packed artifact in an open folder. Raises ArtifactError if it is not an artifact with this key."""
-    with open_regular(folder, DESCRIPTION_NAME) as file:
-        content = read_limited(file, 2 * MAX_JSON)
+    with artifact.open_regular(folder, artifact.DESCRIPTION_NAME) as file:
+        content = read_limited(file, 2 * artifact.MAX_JSON)
     try:
         packed = json.loads(content)
         text, files, size = packed["config"], packed["files"], packed["bytes"]
@@ -83,15 +68,15 @@ def read_description(folder: int, settings: dict[str, Any]) -> Description:
             all(isinstance(value, str) for value in labels.values())
             and DIGEST.fullmatch(plain)
             and (type(files), type(size)) == (int, int)
-            and 0 < files <= MAX_FILES
+            and 0 < files <= artifact.MAX_FILES
             and 0 <= size < 2**53
             and DIGEST.fullmatch(f"sha256:{packed['fingerprint']}")
         )
-        base, tag = portability_key(settings["readable"], settings["parts"], settings["settings"], packed["fingerprint"])
-        kept = tuple(labels.get(f"{LABEL}{name}") for name in ("format", "base", "tag"))
+        base, tag = artifact.portability_key(settings["readable"], settings["parts"], settings["settings"], packed["fingerprint"])
+        kept = tuple(labels.get(f"{artifact.LABEL}{name}") for name in ("format", "base", "tag"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ArtifactError("Rejected", "What was packed is no artifact.") from None
-    if not is_sound or kept != (FORMAT, base, tag) or len(text.encode()) > MAX_JSON:
+    if not is_sound or kept != (artifact.FORMAT, base, tag) or len(text.encode()) > artifact.MAX_JSON:
         raise ArtifactError("Rejected", "What was packed is not the artifact of this engine.")
     return Description(base, tag, text.encode(), files, size)
 
@@ -103,8 +88,8 @@ def push(registry: Registry, described: Description, layer: io.BufferedReader, l
     if size > limit:
         raise ArtifactError("TooLarge", f"The layer has more than {limit} bytes.")
     digest = f"sha256:{hashlib.file_digest(layer, 'sha256').hexdigest()}"
-    manifest = encode_manifest(described.config, digest, size)
-    registry.push_blob(digest_of(described.config), io.BytesIO(described.config), len(described.config))
+    manifest = artifact.encode_manifest(described.config, digest, size)
+    registry.push_blob(artifact.digest_of(described.config), io.BytesIO(described.config), len(described.config))
     registry.push_blob(digest, layer, size)
     if (there := find_present(registry, tag, base)) is not None:
         return {"result": "AlreadyPublished", "tag": tag, "digest": there}
@@ -112,7 +97,7 @@ def push(registry: Registry, described: Description, layer: io.BufferedReader, l
     if not registry.has(f"manifests/{base}"):
         registry.push_manifest(base, manifest)
     sizes = {"files": described.files, "bytes": described.size}
-    return {"result": "Published", "tag": tag, "digest": digest_of(manifest), **sizes}
+    return {"result": "Published", "tag": tag, "digest": artifact.digest_of(manifest), **sizes}
 
 
 def find_present(registry: Registry, tag: str, base: str) -> str | None:

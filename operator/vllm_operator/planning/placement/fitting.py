@@ -154,10 +154,6 @@ class Sizing:
         few = made.concurrency is not None and made.concurrency < self.concurrency
         return replace(result, headroom=max(Headroom.FEW, result.headroom) if few else result.headroom, held=made.concurrency)
 
-    def fits(self, pool: Pool, parallel: ParallelShape) -> bool:
-        """Return whether the engine is expected to start."""
-        return self.judge(pool, parallel).headroom <= Headroom.SHORT
-
     def may_run(self, pool: Pool, parallel: ParallelShape) -> bool:
         """Return whether vLLM accepts this size and it fits, as far as that is known: only then is it suggested."""
         headroom = self.judge(pool, parallel).headroom
