@@ -24,7 +24,8 @@ from vllm_operator.tools.pack import Packed
 REPOSITORY = "team/caches"
 ACCOUNT = "Basic " + base64.b64encode(b"robot:secret").decode()
 FINGERPRINT = "f" * 64
-BASE, TAG = portability_key("v0.20.1-sm90", {"product": "H200"}, "a" * 12, FINGERPRINT)
+KEY = {"readable": "v0.20.1-sm90", "parts": {"product": "H200"}, "settings": "a" * 12}
+BASE, TAG = portability_key(KEY, FINGERPRINT)
 
 
 def manifest_of(packed: Packed) -> bytes:

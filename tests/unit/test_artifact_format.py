@@ -163,13 +163,17 @@ def test_a_directory_without_caches_is_not_packed(tmp_path: Path) -> None:
 
 def test_the_key_of_another_build_or_gpu_has_another_base_and_that_of_another_model_another_tag() -> None:
     parts = {"product": "H200"}
-    base, tag = portability_key("v0.20.1-sm90", parts, "a" * 64, "fingerprint")
+
+    def key_of(readable: str, parts: dict[str, str], settings: str, fingerprint: str) -> tuple[str, str]:
+        return portability_key({"readable": readable, "parts": parts, "settings": settings}, fingerprint)
+
+    base, tag = key_of("v0.20.1-sm90", parts, "a" * 64, "fingerprint")
     assert tag == f"{base}-{'a' * 12}"
     assert base.startswith("v0.20.1-sm90-")
-    assert portability_key("v0.20.1-sm90", parts, "b" * 64, "fingerprint")[0] == base
-    assert portability_key("v0.20.1-sm90", parts, "a" * 64, "another")[0] != base
-    assert portability_key("v0.20.1-sm90", {"product": "H100"}, "a" * 64, "fingerprint")[0] != base
-    assert len(portability_key("v" * 300, parts, "a" * 64, "f")[1]) <= 128
+    assert key_of("v0.20.1-sm90", parts, "b" * 64, "fingerprint")[0] == base
+    assert key_of("v0.20.1-sm90", parts, "a" * 64, "another")[0] != base
+    assert key_of("v0.20.1-sm90", {"product": "H100"}, "a" * 64, "fingerprint")[0] != base
+    assert len(key_of("v" * 300, parts, "a" * 64, "f")[1]) <= 128
 
 
 # printable characters, of up to four bytes each: names of up to 192 bytes; none that is left out (Hypothesis tries constants of the code)

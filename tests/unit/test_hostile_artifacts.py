@@ -144,7 +144,7 @@ def test_more_bytes_than_allowed_are_refused(tmp_path: Path) -> None:
 
 
 def test_more_entries_than_allowed_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm_operator.tools.fetch.MAX_FILES", 10)
+    monkeypatch.setattr("vllm_operator.tools.artifact.MAX_FILES", 10)
     with pytest.raises(ArtifactError) as caught:
         unpack(archive(TOP, *[(f"io.vllm.cache/{number}", b"") for number in range(11)]), tmp_path)
     assert caught.value.reason == "TooLarge"

@@ -11,21 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
+from vllm_operator.api import operation
 from vllm_operator.api.base import LIST_ATOMIC, LIST_SET, SPACES, Model, Name, checked_by, cut_depth, form, list_map, open_objects, optional
-from vllm_operator.api.operation import (
-    AuthSpec,
-    AutoscalingSpec,
-    CacheSpec,
-    GatewaySpec,
-    NetworkPolicySpec,
-    PresetReference,
-    RemediationSpec,
-    RolloutSpec,
-    SecretKeyReference,
-    ServiceSpec,
-    StartupSpec,
-    WeightsSpec,
-)
 
 _HUB_OR_CLAIM = rf"hf://[^/{SPACES}]+/[^/{SPACES}]+|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^{SPACES}]*)?"
 ModelURI = Annotated[
@@ -173,7 +160,7 @@ class ModelSpec(Model):
     aliases: list[Annotated[str, Field(min_length=1, max_length=256)]] | None = optional(
         "Further model names in client requests. Answers contain `servedName`. Default: none.", LIST_SET, min_length=1, max_length=16
     )
-    token_secret_ref: SecretKeyReference | None = optional("Secret with the token for gated models on the hub.")
+    token_secret_ref: operation.SecretKeyReference | None = optional("Secret with the token for gated models on the hub.")
     facts: ModelFacts | None = optional("Facts about the model, for models that the operator cannot look up on the hub.")
 
     @property
@@ -197,7 +184,7 @@ class AdapterSpec(Model):
         "PersistentVolumeClaim in the same namespace."
     )
     revision: str | None = optional("Branch, tag or commit on the hub.", min_length=1, max_length=256)
-    token_secret_ref: SecretKeyReference | None = optional(
+    token_secret_ref: operation.SecretKeyReference | None = optional(
         "Secret with the token for this adapter on the hub. Default: `model.tokenSecretRef`."
     )
     rank: int | None = optional(
@@ -420,7 +407,9 @@ class VLLMDeploymentSpec(Model):
     """Desired state: model, GPUs, and how to serve."""
 
     model_config = ConfigDict(json_schema_extra=checked_by("spec"))
-    preset_ref: PresetReference | None = optional("Preset with defaults for the fields below, merged when a plan is made. Default: none.")
+    preset_ref: operation.PresetReference | None = optional(
+        "Preset with defaults for the fields below, merged when a plan is made. Default: none."
+    )
     model: ModelSpec = Field(description="The model to serve.")
     adapters: list[AdapterSpec] | None = optional("LoRA adapters to serve beside the model.", list_map("name"), min_length=1, max_length=64)
     engine: EngineSpec | None = optional("The vLLM server to run.")
@@ -429,21 +418,21 @@ class VLLMDeploymentSpec(Model):
     network: NetworkSpec | None = optional("The network between the Pods of a replica on several nodes.")
     sizing: SizingSpec | None = optional("What the KV cache of a replica should hold.")
     backends: BackendsSpec | None = optional("Kernel backends. The operator chooses those that are not set.")
-    cache: CacheSpec | None = optional("Storage of compiled kernels and graphs between starts.")
-    weights: WeightsSpec | None = optional(
+    cache: operation.CacheSpec | None = optional("Storage of compiled kernels and graphs between starts.")
+    weights: operation.WeightsSpec | None = optional(
         "Storage of weights from the hub between starts. Default: a separate PersistentVolumeClaim, sized for the model, with the storage "
         "class and access mode of the caches. If `cache.claimName` is set, or `cache.storage` is HostPath or EmptyDir, weights are stored "
         "with the caches."
     )
     replicas: int = Field(default=1, ge=0, le=1000, description="Desired number of Pods.")
-    autoscaling: AutoscalingSpec | None = optional("An autoscaler that sets `replicas`. Default: none.")
-    rollout: RolloutSpec | None = optional("Replacement of Pods when the spec changes.")
-    service: ServiceSpec | None = optional("The Service in front of the replicas.")
-    network_policy: NetworkPolicySpec | None = optional("A NetworkPolicy for the Pods. Default: none.")
-    gateway: GatewaySpec | None = optional("An HTTPRoute from a Gateway to the engine. Default: none.")
-    auth: AuthSpec | None = optional("Key that clients must send.")
-    startup: StartupSpec | None = optional("Time limits of a start, and what to do about a stalled one.")
-    remediation: RemediationSpec | None = optional("What the operator does about crashes.")
+    autoscaling: operation.AutoscalingSpec | None = optional("An autoscaler that sets `replicas`. Default: none.")
+    rollout: operation.RolloutSpec | None = optional("Replacement of Pods when the spec changes.")
+    service: operation.ServiceSpec | None = optional("The Service in front of the replicas.")
+    network_policy: operation.NetworkPolicySpec | None = optional("A NetworkPolicy for the Pods. Default: none.")
+    gateway: operation.GatewaySpec | None = optional("An HTTPRoute from a Gateway to the engine. Default: none.")
+    auth: operation.AuthSpec | None = optional("Key that clients must send.")
+    startup: operation.StartupSpec | None = optional("Time limits of a start, and what to do about a stalled one.")
+    remediation: operation.RemediationSpec | None = optional("What the operator does about crashes.")
     pod_template: Annotated[dict[str, Any] | None, BeforeValidator(cut_depth)] = optional(
         "Pod template with `metadata` and `spec` as in a Deployment. It is merged into the rendered Pod template, lists by name, and its "
         "values take precedence.",
@@ -487,11 +476,11 @@ class PresetSpec(Model):
 
     engine: PresetEngineSpec | None = optional("Defaults for the vLLM server.")
     accelerator: PresetAcceleratorSpec | None = optional("Defaults for the choice of GPUs.")
-    cache: CacheSpec | None = optional(
+    cache: operation.CacheSpec | None = optional(
         "Defaults for the storage of caches. Those of another kind of storage than the object's are not taken."
     )
-    weights: WeightsSpec | None = optional("Defaults for the storage of weights, as those for caches.")
-    rollout: RolloutSpec | None = optional(
+    weights: operation.WeightsSpec | None = optional("Defaults for the storage of weights, as those for caches.")
+    rollout: operation.RolloutSpec | None = optional(
         "Defaults for the replacement of Pods. `strategy`, `maxSurge` and `maxUnavailable` are taken together, for objects that set none "
         "of them."
     )

@@ -65,11 +65,11 @@ class ArtifactError(Exception):
         self.reason, self.facts = reason, facts
 
 
-def portability_key(readable: str, parts: Any, settings: str, fingerprint: str) -> tuple[str, str]:
+def portability_key(settings: dict[str, Any], fingerprint: str) -> tuple[str, str]:
     """Return the tag of the base and the full tag."""
-    text = json.dumps([parts, platform.machine(), fingerprint], separators=(",", ":"), sort_keys=True)
-    base = f"{readable[:80]}-{platform.machine().replace('_', '-')}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-    return base, f"{base}-{settings[:12]}"
+    text = json.dumps([settings["parts"], platform.machine(), fingerprint], separators=(",", ":"), sort_keys=True)
+    base = f"{settings['readable'][:80]}-{platform.machine().replace('_', '-')}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    return base, f"{base}-{settings['settings'][:12]}"
 
 
 def describe_image(labels: dict[str, str], *, plain_digest: str, machine: str) -> bytes:

@@ -27,24 +27,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from vllm_operator.tools.artifact import (
-    CACHE_PREFIX,
-    COLD_LABEL,
-    LABEL,
-    MANIFEST_PREFIX,
-    MAX_BYTES,
-    MAX_FILES,
-    OTHERS,
-    VLLM_FOLDER,
-    ArtifactError,
-    open_below,
-    open_regular,
-    opened_folder,
-    opened_parent,
-    opened_root,
-    portability_key,
-    run_with_report,
-)
+from vllm_operator.tools import artifact
+from vllm_operator.tools.artifact import ArtifactError
 from vllm_operator.tools.build import FACTS_LABEL, build_fingerprint, describe_build, differences
 from vllm_operator.tools.registry import Artifact, Registry, if_found, read_manifest
 
@@ -66,7 +50,7 @@ FILE_TYPES = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE)
 
 def main() -> int:
     """Fill the directory; return the exit status."""
-    return run_with_report("CACHE_ARTIFACT", fetch, deadline=110, good=("Fetched", "PartlyFetched", "Present"), is_optional=True)
+    return artifact.run_with_report("CACHE_ARTIFACT", fetch, deadline=110, good=("Fetched", "PartlyFetched", "Present"), is_optional=True)
 
 
 def fetch(settings: dict[str, Any]) -> dict[str, Any]:
@@ -78,7 +62,7 @@ def fetch(settings: dict[str, Any]) -> dict[str, Any]:
         return {"result": "Present", "digest": before.get("digest", ""), "tag": before.get("tag", "")}
     if not before and (there := filled(root, folders)):
         return {"result": "Present", "message": f"The directory already has {', '.join(there[:8])}."}
-    base, tag = portability_key(settings["readable"], settings["parts"], settings["settings"], build_fingerprint(settings.get("image", "")))
+    base, tag = artifact.portability_key(settings, build_fingerprint(settings.get("image", "")))
     reference = settings.get("reference") or ""
     repository, _, pinned = reference.partition("@") if reference else (settings["repository"], "", "")
     registry = Registry(repository, settings.get("secret", ""), settings.get("scheme", "https"))
@@ -87,41 +71,45 @@ def fetch(settings: dict[str, Any]) -> dict[str, Any]:
         if digest in (settings.get("rejected") or ()):
             raise ArtifactError("Rejected", f"{digest} was rejected after an earlier start.")
         here = describe_build(settings)
-        artifact = read_manifest(registry, content, base, here)
-        files, size = fill(settings, registry, artifact, {"digest": digest, "tag": found_tag})
+        found = read_manifest(registry, content, base, here)
+        files, size = fill(settings, registry, found, {"digest": digest, "tag": found_tag})
     except ArtifactError as error:
         error.facts["tag"] = found_tag
         raise
-    cold = artifact.labels.get(COLD_LABEL, "")
+    cold = found.labels.get(artifact.COLD_LABEL, "")
     return {
-        "result": "Fetched" if artifact.labels.get(f"{LABEL}tag") == tag else "PartlyFetched",
+        "result": "Fetched" if found.labels.get(f"{artifact.LABEL}tag") == tag else "PartlyFetched",
         "files": files,
         "bytes": size,
         "digest": digest,
         "tag": found_tag,
-        "differs": differences(here, artifact.labels.get(FACTS_LABEL, "")),
+        "differs": differences(here, found.labels.get(FACTS_LABEL, "")),
         **({"coldSeconds": int(cold)} if cold.isdecimal() and len(cold) < 7 else {}),
     }
 
 
-def fill(settings: dict[str, Any], registry: Registry, artifact: Artifact, source_of: dict[str, str]) -> tuple[int, int]:
+def fill(settings: dict[str, Any], registry: Registry, found: Artifact, source_of: dict[str, str]) -> tuple[int, int]:
     """Fill the directory from an artifact, and return the number of files and their bytes. `source_of` are its digest and tag."""
-    root, told = settings["root"], artifact.labels.get("cache.vllm.image/cache-size-bytes", "")
+    root, told = settings["root"], found.labels.get("cache.vllm.image/cache-size-bytes", "")
     volume = os.statvfs(root)
     needed, free = int(told) if told.isdecimal() and len(told) < 16 else 0, volume.f_bavail * volume.f_frsize
     if needed > free:
         raise ArtifactError("NoSpace", f"The caches need {needed} bytes, and the volume has {free}.")
     staging = tempfile.mkdtemp(prefix=STAGING, dir=root)
     try:
-        with opened_root(root) as top, opened_folder(top, os.path.basename(staging)) as opened, registry.blob(artifact.digest) as source:
+        with (
+            artifact.opened_root(root) as top,
+            artifact.opened_folder(top, os.path.basename(staging)) as opened,
+            registry.blob(found.digest) as source,
+        ):
             files, size = unpack_layer(
                 source,
                 opened,
                 set(settings["folders"]),
-                digest=artifact.digest,
-                plain_digest=artifact.plain_digest,
-                size=artifact.size,
-                max_bytes=int(settings.get("maxBytes") or MAX_BYTES),
+                digest=found.digest,
+                plain_digest=found.plain_digest,
+                size=found.size,
+                max_bytes=int(settings.get("maxBytes") or artifact.MAX_BYTES),
             )
             if str(size) != told:
                 raise ArtifactError("Rejected", f"The artifact has {size} bytes of caches, and its label says another number.")
@@ -148,7 +136,7 @@ def find_manifest(registry: Registry, pinned: str, tags: tuple[str, str]) -> tup
 def read_state(root: str) -> dict[str, Any]:
     """Return the state that the last Pod wrote; empty without one."""
     try:
-        with opened_root(root) as top, open_regular(top, STATE) as file:
+        with artifact.opened_root(root) as top, artifact.open_regular(top, STATE) as file:
             found = json.loads(file.read(4096))
     except (OSError, ValueError, RecursionError, ArtifactError):
         return {}
@@ -166,9 +154,9 @@ def write_state(root: str, state: dict[str, Any]) -> None:
 def filled(root: str, folders: set[str]) -> list[str]:
     """Return the folders with content."""
     found = []
-    with opened_root(root) as top:
+    with artifact.opened_root(root) as top:
         for name in sorted(folders):
-            with suppress(OSError), opened_folder(top, name) as folder:
+            with suppress(OSError), artifact.opened_folder(top, name) as folder:
                 if os.listdir(folder):
                     found.append(name)
     return found
@@ -274,14 +262,14 @@ class Layer:
 
 
 def unpack_layer(
-    source: Any, staging: int, folders: set[str], *, digest: str, plain_digest: str, size: int, max_bytes: int = MAX_BYTES
+    source: Any, staging: int, folders: set[str], *, digest: str, plain_digest: str, size: int, max_bytes: int = artifact.MAX_BYTES
 ) -> tuple[int, int]:
     """Unpack a layer into an empty open folder, and return the number of files and their bytes. Raises ArtifactError for hostile content.
 
     `source` has the compressed bytes, `size` their number, and `digest` their digest; `plain_digest` is that of the archive. Only these
     folders of the cache root may be written.
     """
-    layer = Layer(source, size, max_bytes + MAX_FILES * BLOCK * 4)
+    layer = Layer(source, size, max_bytes + artifact.MAX_FILES * BLOCK * 4)
     seen: set[str] = set()
     parents = {""}
     times: list[tuple[str, int]] = []
@@ -292,32 +280,32 @@ def unpack_layer(
             raise rejected(f"{path} occurs twice.")
         seen.add(path)
         total += entry.size
-        if len(seen) > MAX_FILES:
-            raise ArtifactError("TooLarge", f"The layer has more than {MAX_FILES} entries.")
+        if len(seen) > artifact.MAX_FILES:
+            raise ArtifactError("TooLarge", f"The layer has more than {artifact.MAX_FILES} entries.")
         if total > max_bytes:
             raise ArtifactError("TooLarge", f"The files have more than {max_bytes} bytes.")
-        if not path or path.startswith(MANIFEST_PREFIX):  # the index for other readers
+        if not path or path.startswith(artifact.MANIFEST_PREFIX):  # the index for other readers
             for _ in layer.content(entry.size):
                 pass
             continue
         parent = os.path.dirname(path)
-        if parent == VLLM_FOLDER and parent not in parents:  # its content is at the top of the archive
+        if parent == artifact.VLLM_FOLDER and parent not in parents:  # its content is at the top of the archive
             os.mkdir(parent, dir_fd=staging)
             parents.add(parent)
         if parent not in parents:
             raise rejected(f"The archive contains {path[:200]!r} without its directory.")
         if entry.isdir():
-            with opened_parent(staging, path) as (at, last):
+            with artifact.opened_parent(staging, path) as (at, last):
                 os.mkdir(last, dir_fd=at)
             parents.add(path)
             times.append((path, int(entry.mtime)))
         else:
-            write_file(layer, open_below(staging, path, NEW_FILE, 0o777 if entry.mode & stat.S_IXUSR else 0o666), entry)
+            write_file(layer, artifact.open_below(staging, path, NEW_FILE, 0o777 if entry.mode & stat.S_IXUSR else 0o666), entry)
             files += 1
             size_of_files += entry.size
     layer.finish(digest, plain_digest)
     for path, mtime in reversed(times):
-        with opened_parent(staging, path) as (at, last):
+        with artifact.opened_parent(staging, path) as (at, last):
             os.utime(last, (mtime, mtime), dir_fd=at, follow_symlinks=False)
     return files, size_of_files
 
@@ -370,17 +358,17 @@ def read_path(name: str, *, is_folder: bool) -> list[str]:
 def target_of(parts: list[str], folders: set[str], *, is_folder: bool) -> str:
     """Return the path below the cache root; empty for a directory outside its folders."""
     match parts:
-        case [top] if top == CACHE_PREFIX and is_folder:
+        case [top] if top == artifact.CACHE_PREFIX and is_folder:
             return ""
-        case [top, *rest] if top == MANIFEST_PREFIX and (len(rest), is_folder) in ((0, True), (1, False)):
+        case [top, *rest] if top == artifact.MANIFEST_PREFIX and (len(rest), is_folder) in ((0, True), (1, False)):
             return "/".join(parts)
-        case [top, others] if top == CACHE_PREFIX and others == OTHERS and is_folder:
-            return f"{MANIFEST_PREFIX}/{OTHERS}"
-        case [top, others, folder, *rest] if top == CACHE_PREFIX and others == OTHERS:
-            if folder in folders and folder != VLLM_FOLDER and (rest or is_folder):
+        case [top, others] if top == artifact.CACHE_PREFIX and others == artifact.OTHERS and is_folder:
+            return f"{artifact.MANIFEST_PREFIX}/{artifact.OTHERS}"
+        case [top, others, folder, *rest] if top == artifact.CACHE_PREFIX and others == artifact.OTHERS:
+            if folder in folders and folder != artifact.VLLM_FOLDER and (rest or is_folder):
                 return "/".join([folder, *rest])
-        case [top, first, *rest] if top == CACHE_PREFIX and first != OTHERS and VLLM_FOLDER in folders:
-            return "/".join([VLLM_FOLDER, first, *rest])
+        case [top, first, *rest] if top == artifact.CACHE_PREFIX and first != artifact.OTHERS and artifact.VLLM_FOLDER in folders:
+            return "/".join([artifact.VLLM_FOLDER, first, *rest])
     raise rejected(f"The archive contains the path {'/'.join(parts)[:200]!r}.")
 
 

@@ -312,7 +312,7 @@ def pack_when_ready(settings: dict[str, Any]) -> dict[str, Any]:
     """Pack the directory `root` into the folder `output`, after the engine in the same Pod, if any, is ready."""
     artifact.wait_for_engine(settings, PACK_SECONDS)
     fingerprint = build_fingerprint(settings.get("image", ""))
-    base, tag = artifact.portability_key(settings["readable"], settings["parts"], settings["settings"], fingerprint)
+    base, tag = artifact.portability_key(settings, fingerprint)
     cold = {artifact.COLD_LABEL: str(settings["coldSeconds"])} if settings.get("coldSeconds") else {}
     facts = json.dumps(describe_build(settings), sort_keys=True)
     labels = {f"{artifact.LABEL}base": base, f"{artifact.LABEL}tag": tag, FACTS_LABEL: facts, **cold}

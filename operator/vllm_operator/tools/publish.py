@@ -72,7 +72,7 @@ def read_description(folder: int, settings: dict[str, Any]) -> Description:
             and 0 <= size < 2**53
             and DIGEST.fullmatch(f"sha256:{packed['fingerprint']}")
         )
-        base, tag = artifact.portability_key(settings["readable"], settings["parts"], settings["settings"], packed["fingerprint"])
+        base, tag = artifact.portability_key(settings, packed["fingerprint"])
         kept = tuple(labels.get(f"{artifact.LABEL}{name}") for name in ("format", "base", "tag"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ArtifactError("Rejected", "What was packed is no artifact.") from None

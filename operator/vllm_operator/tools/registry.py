@@ -19,17 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO, Any, TypeVar
 
-from vllm_operator.tools.artifact import (
-    DOCKER_MANIFEST_TYPE,
-    FORMAT,
-    LABEL,
-    LAYER_TYPES,
-    MANIFEST_TYPE,
-    MAX_BYTES,
-    MAX_JSON,
-    ArtifactError,
-    digest_of,
-)
+from vllm_operator.tools import artifact
+from vllm_operator.tools.artifact import ArtifactError
 from vllm_operator.tools.build import FACTS_LABEL, differences
 
 T = TypeVar("T")
@@ -37,7 +28,7 @@ SOCKET_SECONDS = 20
 REQUEST_ATTEMPTS = 4
 REPOSITORY = re.compile(r"([A-Za-z0-9.-]+(?::[0-9]+)?)/([a-z0-9]+(?:[._/-]+[a-z0-9]+)*)")
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-ACCEPTED = {"Accept": f"{MANIFEST_TYPE}, {DOCKER_MANIFEST_TYPE}"}
+ACCEPTED = {"Accept": f"{artifact.MANIFEST_TYPE}, {artifact.DOCKER_MANIFEST_TYPE}"}
 DOCKER_HUB = {"docker.io": "registry-1.docker.io", "index.docker.io": "registry-1.docker.io"}
 
 
@@ -80,19 +71,19 @@ class Registry:
     def manifest(self, reference: str) -> tuple[bytes, str]:
         """Return a manifest by tag or digest, and its digest."""
         with self._request("GET", f"/v2/{self.name}/manifests/{reference}", ACCEPTED) as answer:
-            content = read_limited(answer, MAX_JSON)
-        digest = digest_of(content)
+            content = read_limited(answer, artifact.MAX_JSON)
+        digest = artifact.digest_of(content)
         if DIGEST.fullmatch(reference) and digest != reference:
             raise ArtifactError("Rejected", f"The registry returned {digest} instead of {reference}.")
         return content, digest
 
     def small_blob(self, digest: str, size: int) -> bytes:
         """Return a small blob after checking its digest."""
-        if size > MAX_JSON:
+        if size > artifact.MAX_JSON:
             raise ArtifactError("Rejected", f"{digest} has {size} bytes.")
         with self.blob(digest) as answer:
-            content = read_limited(answer, MAX_JSON)
-        if len(content) != size or digest_of(content) != digest:
+            content = read_limited(answer, artifact.MAX_JSON)
+        if len(content) != size or artifact.digest_of(content) != digest:
             raise ArtifactError("Rejected", f"The registry returned something other than {digest}.")
         return content
 
@@ -121,7 +112,7 @@ class Registry:
 
     def push_manifest(self, reference: str, content: bytes) -> None:
         """Upload a manifest."""
-        headers = {"Content-Type": MANIFEST_TYPE}
+        headers = {"Content-Type": artifact.MANIFEST_TYPE}
         self._request("PUT", f"/v2/{self.name}/manifests/{reference}", headers, content).close()
 
     def _request(
@@ -175,7 +166,7 @@ class Registry:
             request.add_unredirected_header("Authorization", f"Basic {self.account}")
         try:
             with self._opener.open(request, timeout=SOCKET_SECONDS) as answer:
-                found = json.loads(read_limited(answer, MAX_JSON))
+                found = json.loads(read_limited(answer, artifact.MAX_JSON))
             return f"Bearer {found.get('token') or found['access_token']}"
         except urllib.error.HTTPError as error:
             error.close()
@@ -223,18 +214,18 @@ def read_manifest(registry: Registry, content: bytes, base: str, here: dict[str,
         config = json.loads(registry.small_blob(configuration["digest"], int(configuration["size"])))
         labels = {str(name): str(value) for name, value in config["config"]["Labels"].items()}
         (plain_digest,) = config["rootfs"]["diff_ids"]
-        artifact = Artifact(str(layer["digest"]), int(layer["size"]), str(plain_digest), labels)
-        is_layer = layer["mediaType"] in LAYER_TYPES and 0 <= artifact.size <= MAX_BYTES
+        found = Artifact(str(layer["digest"]), int(layer["size"]), str(plain_digest), labels)
+        is_layer = layer["mediaType"] in artifact.LAYER_TYPES and 0 <= found.size <= artifact.MAX_BYTES
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ArtifactError("Rejected", "The manifest is not one of a cache.") from None
     if not is_layer:
         raise ArtifactError("Rejected", "The layer is not one of a cache.")
-    if labels.get(f"{LABEL}format") != FORMAT:
-        raise ArtifactError("Rejected", f"The artifact has not the format {FORMAT} of this version of the operator.")
-    if (made := labels.get(f"{LABEL}base", "")) != base:
+    if labels.get(f"{artifact.LABEL}format") != artifact.FORMAT:
+        raise ArtifactError("Rejected", f"The artifact has not the format {artifact.FORMAT} of this version of the operator.")
+    if (made := labels.get(f"{artifact.LABEL}base", "")) != base:
         differs = differences(here, labels.get(FACTS_LABEL, "")) if here else ""
         raise ArtifactError("Mismatch", f"The artifact is for {made[:160]}, and this engine needs {base}.", differs=differs)
-    return artifact
+    return found
 
 
 def read_account(secret: str, host: str, name: str) -> str:
