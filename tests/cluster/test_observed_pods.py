@@ -147,7 +147,7 @@ async def test_cold_caches_and_an_engine_that_stands_still_are_told(peers: Clust
         sim.log(tool, container=PEERS[tool][0]).write(RUNNING + LOADING + BUILT + COMPLETE + (STILL if tool == "dynamo" else b""))
         await sim.change(tool, load="0")
     cold = await told(peers, "CachesCold", "llm-d", "dynamo")
-    assert {"(cold caches)" in event["message"] for event in cold.values()} == {True}
+    assert {"It found no cache, and compiled 1 graph" in event["message"] for event in cold.values()} == {True}
     hung = await told(peers, "EngineHung", "dynamo")
     assert "stands still" in hung["dynamo"]["message"]
     assert {event["reason"] for event in await peers.events(name="llm-d") if event["source"].get("component") == ACCOUNT} <= {

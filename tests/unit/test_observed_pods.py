@@ -17,7 +17,7 @@ from vllm_operator.controller.log_share import LogShare
 from vllm_operator.controller.metrics import Metrics
 from vllm_operator.controller.observed_pods import PodObserver, choose
 from vllm_operator.controller.settings import Settings, SettingsError
-from vllm_operator.kube.client import EVENT, POD, Forbidden
+from vllm_operator.kube.client import EVENT, POD, Forbidden, Unavailable
 from vllm_operator.pods.view import Phase, as_own, find_engine, read_pod
 
 Manifest = dict[str, Any]
@@ -205,7 +205,7 @@ async def test_a_start_is_told_by_stage_and_when_it_is_over_with_what_it_compile
     rounds.cluster.put(running("llm-d", ready=-5))
     await rounds.until(lambda: len(rounds.events) > 1)
     assert rounds.reasons() == ["CachesCold", "Starting"]
-    assert "The start took 1 min 35 s (cold caches). It compiled 1 graph." in str(rounds.events)
+    assert "The start took 1 min 35 s. It found no cache, and compiled 1 graph." in str(rounds.events)
     assert rounds.series("observed_startup_stage{") == []
     assert 'vllm_operator_observed_cache_entries{name="p",namespace="default",result="built"} 1.0' in rounds.series(
         "observed_cache_entries"
@@ -328,3 +328,16 @@ def test_labels_are_pairs(given: str, want: tuple[str, ...] | None) -> None:
     except SettingsError:
         found = None
     assert found == want
+
+
+async def test_an_event_that_cannot_be_written_now_is_written_in_a_later_round_and_others_do_not_wait(
+    begin: Begin, caplog: pytest.LogCaptureFixture
+) -> None:
+    rounds = begin()
+    for name in ("p1", "p2"):
+        rounds.log(RUNNING_LINE, LOADING, TOO_LONG, pod=name)
+        rounds.cluster.put(running(name=name, **ended()))
+    rounds.cluster.fail("create", EVENT, Unavailable("the webhook of events failed"))
+    await rounds.until(lambda: len(rounds.events) == 2)
+    assert "cannot be observed now: the webhook of events failed" in caplog.text
+    assert "Traceback" not in caplog.text

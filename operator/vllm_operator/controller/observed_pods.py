@@ -144,6 +144,8 @@ class PodObserver:
         for identity, pod in pods.items():
             try:
                 await self._look_at(pod, self._known.setdefault(identity, _Known()))
+            except ClusterError as error:
+                log.warning("Pod %s/%s cannot be observed now: %s", *identity[0], error)
             except Exception:
                 log.exception("Pod %s/%s cannot be observed now", *identity[0])
         self._metrics.observed = {key: known.samples for (key, _), known in self._known.items()}
