@@ -11,7 +11,7 @@ from support.fake_cluster import FakeCluster
 from support.logs import PlainParser
 from vllm_operator.controller import log_follower
 from vllm_operator.controller.log_followers import Followers
-from vllm_operator.controller.log_share import LogShare
+from vllm_operator.controller.log_share import LogShare, Slots
 from vllm_operator.logs.state import StartupState
 
 KEY = ("default", "llama")
@@ -42,9 +42,9 @@ class World:
             self.cluster,
             make_parser=self._make,
             changed=self._note,
-            streams=streams,
+            slots=Slots(streams),
             skipped=lambda namespace, seconds: self.skipped.append((namespace, seconds)),
-            share=share,
+            share=share or LogShare(),
             clock=clock,
         )
 

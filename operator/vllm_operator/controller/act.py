@@ -14,15 +14,9 @@ from datetime import datetime
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import VALID_SPEC, Verdict
 from vllm_operator.api.labels import CLAIM_FIELD_MANAGER, UNUSED_ANNOTATION
+from vllm_operator.caches import cleaning
 from vllm_operator.caches.claims import Removal, find_orphans, find_other_owners, used_again
-from vllm_operator.caches.cleaning import (
-    CleaningNeed,
-    describe_blocked_cleaning,
-    directories_in_use,
-    find_blocking_pod,
-    record_attempt,
-    render_cleaning,
-)
+from vllm_operator.caches.cleaning import CleaningNeed
 from vllm_operator.caches.context import CacheActivity, CacheContext, Cleaning, CleaningState, Fetching, Publication
 from vllm_operator.caches.directories import Changes
 from vllm_operator.caches.gate import gate_annotation
@@ -194,19 +188,19 @@ class Actor:
         namespace, address = context.resource.metadata.namespace, context.address
         pods = await self.client.find(kube.POD, namespace)
         state: CleaningState = "InUseByOthers"
-        if address is not None and (blocker := find_blocking_pod(address.claim, pods)) is not None:
+        if address is not None and (blocker := cleaning.find_blocking_pod(address.claim, pods)) is not None:
             why, detail = f"Pod {blocker} mounts the whole volume", blocker
         else:
             users = await self.client.find(kube.VLLM_DEPLOYMENT, namespace)
             try:
-                await self._create_job(render_cleaning(context, need, directories_in_use(context, users, pods)), result)
+                await self._create_job(cleaning.render_cleaning(context, need, cleaning.directories_in_use(context, users, pods)), result)
                 return None
             except (Forbidden, Invalid) as error:
                 log.warning("cannot create the Job that cleans the cache volume: %s", error)
                 state, why, detail = "Refused", str(error), str(error)
         if not need.is_full and address is not None and address.claim in result.claims:
-            await self._annotate(address.claim, record_attempt(context, need.doomed, why), result)
-        return describe_blocked_cleaning(context, self.crashes.reporting.cleaning, state, detail)
+            await self._annotate(address.claim, cleaning.record_attempt(context, need.doomed, why), result)
+        return cleaning.describe_blocked_cleaning(context, self.crashes.reporting.cleaning, state, detail)
 
     async def _fetch(self, owner: Manifest, plan: FetchingPlan, result: ActionResult) -> Fetching | None:
         """Create the Job that fetches the weights, record its result, and delete unneeded Jobs. Return the state to report."""

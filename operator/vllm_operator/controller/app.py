@@ -33,7 +33,7 @@ from vllm_operator.controller.inventory_reader import InventoryCache
 from vllm_operator.controller.leadership import Leadership, LeadershipLost
 from vllm_operator.controller.log_followers import Followers
 from vllm_operator.controller.log_output import configure, describe_end, handle_loop_error
-from vllm_operator.controller.log_share import LogShare
+from vllm_operator.controller.log_share import LogShare, Slots
 from vllm_operator.controller.metrics import HealthServer, Metrics
 from vllm_operator.controller.model_configs import ModelConfigs
 from vllm_operator.controller.object_cache import CacheUpdater, ObjectCache
@@ -58,6 +58,8 @@ KOPF_SECONDS = 6.0
 """Maximum time that kopf may take to end after the operator's own parts. kopf itself waits up to 5 s for tasks that remain."""
 RELEASE_SECONDS = 1.0
 """Maximum time to release the Lease. Without a release, the next operator waits until it expires."""
+STUCK_SECONDS = 120
+"""The liveness probe fails if a reconciliation takes longer, or if keys are due and no worker has taken one for this long."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -152,7 +154,7 @@ class Operator:
             self.cache,
             make_parser=crashes.make_parser,
             changed=child_changed,
-            streams=settings.log_streams,
+            slots=Slots(settings.log_streams),
             restarted=self.metrics.task_restarts.labels("log").inc,
             share=share,
             skipped=lambda namespace, seconds: self.metrics.log_skipped_seconds.labels(namespace).inc(seconds),
@@ -347,9 +349,8 @@ class Operator:
 
     def _stuck(self) -> str | None:
         """Return why the operator should be restarted; None if it works."""
-        limit = self._settings.stuck_seconds
-        if (seconds := self.queue.longest_processing_seconds()) > limit:
+        if (seconds := self.queue.longest_processing_seconds()) > STUCK_SECONDS:
             return f"a reconciliation has been going on for {seconds:.0f} s"
-        if (seconds := self.queue.stalled_seconds()) > limit:
+        if (seconds := self.queue.stalled_seconds()) > STUCK_SECONDS:
             return f"no key was handed out for {seconds:.0f} s although one is ready"
         return None

@@ -8,7 +8,7 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime
 from typing import Generic, TypeVar
 
@@ -97,33 +97,30 @@ class SharedRead(Generic[Content]):
         self._reads += 1
 
 
+@dataclass(eq=False)
 class InventoryCache:
     """A cache of the GPUs, from the nodes that may have one, the ResourceSlices and Karpenter's NodePools.
 
     Pods are listed, and only when a new plan depends on the free devices (`held`): a watch would deliver every change of every Pod.
+    `make` gets nodes, ResourceSlices and `node_pools`. `sees_all_pods`: the operator may list the Pods of all namespaces.
     """
 
-    def __init__(
-        self,
-        client: ClusterClient,
-        read: Callable[..., Inventory],
-        *,
-        sees_all_pods: bool = True,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`read` gets nodes, ResourceSlices and `node_pools`. `sees_all_pods`: the operator may list the Pods of all namespaces."""
-        self._client = client
-        self._make = read
-        self._sees_all_pods = sees_all_pods
-        self._clock = clock
-        self._seen: tuple[Sequence[Manifest], ...] = ((), (), ())  # the nodes, ResourceSlices and NodePools of the last read
-        self._node_pools_from = 0.0
-        self._made: Inventory | None = None
-        self._inventory = SharedRead(self._read_inventory, clock)
-        self._held = SharedRead(self._read_held, clock)
-        # by uid of the VLLMDeployment: the input, and the result. A preset may change the spec without a new generation.
-        self._counted: Recent[tuple[tuple[str, str | None, Inventory], Inventory]] = Recent(MAX_COUNTED)
-        self.promises: dict[Key, Promise | None] = {}  # of each VLLMDeployment. They count as taken for the plans of others
+    client: ClusterClient
+    make: Callable[..., Inventory]
+    _: KW_ONLY
+    sees_all_pods: bool = True
+    clock: Callable[[], float] = time.monotonic
+    promises: dict[Key, Promise | None] = field(default_factory=dict)
+    """Of each VLLMDeployment. They count as taken for the plans of others."""
+    _seen: tuple[Sequence[Manifest], ...] = ((), (), ())  # the nodes, ResourceSlices and NodePools of the last read
+    _node_pools_from: float = 0.0
+    _made: Inventory | None = None
+    # by uid of the VLLMDeployment: the input, and the result. A preset may change the spec without a new generation.
+    _counted: Recent[tuple[tuple[str, str | None, Inventory], Inventory]] = field(default_factory=lambda: Recent(MAX_COUNTED))
+
+    def __post_init__(self) -> None:
+        self._inventory = SharedRead(self._read_inventory, self.clock)
+        self._held = SharedRead(self._read_held, self.clock)
 
     async def read(self, *, max_age: float | None = None, limit: float = AGE_SECONDS) -> Inventory:
         """Return the inventory, at most `max_age` seconds old, or `limit` if reading takes long. Raises ClusterError.
@@ -137,7 +134,7 @@ class InventoryCache:
 
         Without `insist`, an operator that serves only some namespaces does not ask.
         """
-        if not (insist or self._sees_all_pods):
+        if not (insist or self.sees_all_pods):
             return None
         try:
             return await self._held.get(max_age, limit=limit)
@@ -149,9 +146,9 @@ class InventoryCache:
         nodes, slices, _ = self._seen
         claims = await self._find(kube.RESOURCE_CLAIM) if slices else None
         if len(nodes) > NODE_LISTS:
-            pages = self._client.pages(kube.POD, fields=ON_NODES)
+            pages = self.client.pages(kube.POD, fields=ON_NODES)
             return read_held([part async for page in pages for pod in page if (part := _device_part(pod))], claims)
-        lists = [self._client.find(kube.POD, fields={"spec.nodeName": node["metadata"]["name"]}, cached=True) for node in nodes]
+        lists = [self.client.find(kube.POD, fields={"spec.nodeName": node["metadata"]["name"]}, cached=True) for node in nodes]
         return read_held([pod for found in await asyncio.gather(*lists) for pod in found], claims)
 
     async def _read_inventory(self) -> Inventory:
@@ -159,32 +156,32 @@ class InventoryCache:
         with_devices = {reading.text(entry, "spec", "nodeName") for entry in slices if reading.text(entry, "spec", "driver") == DRIVER}
         nodes = [
             _node_part(node)
-            async for page in self._client.pages(kube.NODE)
+            async for page in self.client.pages(kube.NODE)
             for node in page
             if has_gpu_sign(node) or node["metadata"]["name"] in with_devices
         ]
         seen = nodes, slices, await self._node_pools()
         if self._made is None or seen != self._seen:  # `read` takes 40 µs for each node
-            self._made = self._make(nodes, slices, node_pools=seen[2])
+            self._made = self.make(nodes, slices, node_pools=seen[2])
             self._seen = seen
         return self._made
 
     async def _find(self, kind: Kind) -> Sequence[Manifest] | None:
         """List all objects of a kind; return None if the API server does not serve it, or the operator may not list it."""
         try:
-            return await self._client.find(kind, cached=True)
+            return await self.client.find(kind, cached=True)
         except (NotFound, Forbidden):
             return None
 
     async def _node_pools(self) -> Sequence[Manifest]:
-        if self._clock() < self._node_pools_from:
+        if self.clock() < self._node_pools_from:
             return ()
         try:
             found = await self._find(kube.NODE_POOL)
         except Unavailable:
             return self._seen[2]  # the webhook of this CRD may be down, which does not concern nodes
         if found is None:
-            self._node_pools_from = self._clock() + NODE_POOLS_RETRY_SECONDS
+            self._node_pools_from = self.clock() + NODE_POOLS_RETRY_SECONDS
             return ()
         return [{"metadata": _picked(each["metadata"], "name", "deletionTimestamp"), "spec": each.get("spec") or {}} for each in found]
 
@@ -208,7 +205,7 @@ class InventoryCache:
         """
         metadata = resource.metadata
         if standing is not Standing.NEW:
-            self._counted.drop(metadata.uid)
+            self._counted.pop(metadata.uid, None)
         if not needs_usage(resource, inventory, standing, listed_pools=listed):
             return inventory
         question = digest_of(resource.spec), metadata.annotations.get(labels.REPLAN_ANNOTATION), inventory

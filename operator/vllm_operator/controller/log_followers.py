@@ -7,8 +7,10 @@ read again from their beginning.
 import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 
 from vllm_operator.api.labels import CONTAINER, FETCH_WEIGHTS_CONTAINER
+from vllm_operator.api.reading import RunKey
 from vllm_operator.api.resource import Role
 from vllm_operator.caches.jobs import has_role
 from vllm_operator.controller.log_follower import Follower, Run, ended_run, runs_to_follow
@@ -18,35 +20,25 @@ from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.state import Stage, StartupState, UnreadLog
 from vllm_operator.pods.view import is_ready, place_of
 
-RunKey = tuple[str, int]
-
 CATCH_UP_SECONDS = 3.0
 """Maximum time that a report waits for a log to be read. A log that takes longer waits for a slot, or its kubelet does not answer."""
 
 
+@dataclass(eq=False)
 class Followers:
-    """The followers of all VLLMDeployments."""
+    """The followers of all VLLMDeployments. `skipped` gets a namespace and the seconds of skipped log of its Pod."""
 
-    def __init__(
-        self,
-        client: ClusterClient,
-        *,
-        make_parser: Callable[[], StartupParser],
-        changed: Callable[[Key], None],
-        streams: int = 200,
-        restarted: Callable[[], None] = lambda: None,
-        share: LogShare | None = None,
-        skipped: Callable[[str, float], None] = lambda namespace, seconds: None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`streams` is the maximum number of open log streams. `skipped` gets a namespace and the seconds of skipped log of its Pod."""
-        self._client = client
-        self._make_parser = make_parser
-        self._changed, self._restarted, self._skipped = changed, restarted, skipped
-        self._runs: dict[Key, dict[RunKey, Follower]] = {}
-        self._slots = Slots(streams)
-        self._share = share or LogShare()
-        self._clock = clock
+    client: ClusterClient
+    _: KW_ONLY
+    make_parser: Callable[[], StartupParser]
+    changed: Callable[[Key], None]
+    slots: Slots = field(default_factory=lambda: Slots(200))
+    """For the open log streams."""
+    restarted: Callable[[], None] = lambda: None
+    share: LogShare = field(default_factory=LogShare)
+    skipped: Callable[[str, float], None] = lambda namespace, seconds: None
+    clock: Callable[[], float] = time.monotonic
+    _runs: dict[Key, dict[RunKey, Follower]] = field(default_factory=dict)
 
     def sync(
         self, key: Key, pods: Iterable[Manifest], starting: Collection[str] = (), *, container: str = CONTAINER, tail: int | None = None
@@ -96,7 +88,7 @@ class Followers:
 
     def caught_up(self, key: Key) -> bool:
         """Return whether all existing lines have been read. An earlier report would show an outdated state of the start."""
-        late = self._clock() - CATCH_UP_SECONDS
+        late = self.clock() - CATCH_UP_SECONDS
         return all(follower.caught_up or follower.begun_at <= late for follower in self._runs.get(key, {}).values())
 
     def forget(self, key: Key) -> None:
@@ -106,7 +98,7 @@ class Followers:
 
     def streams(self) -> tuple[int, int]:
         """Return the number of open log streams, and the number of logs that wait for a slot."""
-        return self._slots.taken, self._slots.waiting
+        return self.slots.taken, self.slots.waiting
 
     async def close(self) -> None:
         """Stop all followers."""
@@ -132,14 +124,14 @@ class Followers:
             return
         followers[run.key] = Follower(
             run,
-            self._make_parser,
-            client=self._client,
-            slots=self._slots,
-            share=self._share,
-            changed=lambda: self._changed(key),
-            skipped=lambda seconds: self._skipped(run.namespace, seconds),
-            restarted=self._restarted,
-            clock=self._clock,
+            self.make_parser,
+            client=self.client,
+            slots=self.slots,
+            share=self.share,
+            changed=lambda: self.changed(key),
+            skipped=lambda seconds: self.skipped(run.namespace, seconds),
+            restarted=self.restarted,
+            clock=self.clock,
             former=former,
             tail_lines=tail,
         )

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import NamedTuple
 
 from vllm_operator.api.resource import VLLMDeployment
@@ -48,30 +48,24 @@ class _TokenError(Exception):
     """The token that the spec names cannot be read. `str()` is the reason."""
 
 
+@dataclass(eq=False)
 class ModelConfigs:
     """Reads model files, each at most once at a time."""
 
-    def __init__(
-        self,
-        client: ClusterClient,
-        hub: HttpHub,
-        *,
-        wait_seconds: float,
-        changed: Callable[[Key], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Initialize. `changed` is called with each waiting key when the hub has answered or the time is over."""
-        self._client = client
-        self._hub = hub
-        self._wait = wait_seconds
-        self._changed = changed
-        self._clock = clock
-        self._answers: Recent[tuple[HubAnswer, float]] = Recent(ANSWERS_LIMIT)  # by Question: the answer, and until when it counts
-        self._tasks: dict[Question, asyncio.Task[None]] = {}
-        self._waiting: dict[Question, set[Key]] = {}
-        self._places = asyncio.Semaphore(READERS)
-        self._failing: set[str] = set()
-        self._down_until = 0.0
+    client: ClusterClient
+    hub: HttpHub
+    _: KW_ONLY
+    wait_seconds: float
+    changed: Callable[[Key], None]
+    """Called with each waiting key when the hub has answered or the time is over."""
+    clock: Callable[[], float] = time.monotonic
+    _answers: Recent[tuple[HubAnswer, float]] = field(default_factory=lambda: Recent(ANSWERS_LIMIT))
+    """By Question: the answer, and until when it counts."""
+    _tasks: dict[Question, asyncio.Task[None]] = field(default_factory=dict)
+    _waiting: dict[Question, set[Key]] = field(default_factory=dict)
+    _places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(READERS))
+    _failing: set[str] = field(default_factory=set)
+    _down_until: float = 0.0
 
     def ask(self, resource: VLLMDeployment) -> HubAnswer | None:
         """Return the hub's answer about the model of this object; None if there is none yet. The current plan needs no answer."""
@@ -87,9 +81,9 @@ class ModelConfigs:
 
     def _answer(self, question: Question, resource: VLLMDeployment) -> HubAnswer | None:
         answer, until = self._answers.get(question) or (None, 0.0)
-        if answer is not None and until > self._clock():
+        if answer is not None and until > self.clock():
             return answer
-        if self._clock() < self._down_until:
+        if self.clock() < self._down_until:
             return _AWAY
         self._waiting.setdefault(question, set()).add((resource.metadata.namespace, resource.metadata.name))
         if question not in self._tasks:
@@ -102,40 +96,40 @@ class ModelConfigs:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._hub.close()
+        await self.hub.close()
 
     async def _fetch(self, question: Question) -> None:
         try:
             async with self._places:  # the time limit starts with the request, not while waiting for others
-                if self._clock() >= self._down_until:
+                if self.clock() >= self._down_until:
                     self._keep(question, await self._read(question))
         finally:
             self._tasks.pop(question, None)
             for key in self._waiting.pop(question, set()):  # also after a cancellation: they ask again
-                self._changed(key)
+                self.changed(key)
 
     def _keep(self, question: Question, answer: HubAnswer) -> None:
         seconds = KEPT_SECONDS if answer.config is not None else TROUBLE_SECONDS
-        self._answers.put(question, (answer, self._clock() + seconds))
+        self._answers.put(question, (answer, self.clock() + seconds))
         if answer.failed and len(self._failing) < FAILURES:
             self._failing.add(question.repository)
         elif answer.config is not None or answer.refused:
             self._failing.clear()
         if answer.unreachable or (answer.failed and len(self._failing) >= FAILURES):
-            self._down_until = self._clock() + TROUBLE_SECONDS
+            self._down_until = self.clock() + TROUBLE_SECONDS
 
     async def _read(self, question: Question) -> HubAnswer:
         is_asked = False
         try:
-            async with asyncio.timeout(self._wait):
+            async with asyncio.timeout(self.wait_seconds):
                 token = await self._token(*question.token) if question.token is not None else None
                 is_asked = True
-                read = self._hub.read_adapter if question.is_adapter else self._hub.read
+                read = self.hub.read_adapter if question.is_adapter else self.hub.read
                 return await read(question.repository, question.revision, token)
         except _TokenError as error:
             return HubAnswer(trouble=f"{error}, so config.json was not read.")
         except TimeoutError:
-            return HubAnswer(trouble=f"The model hub did not answer within {self._wait:g} s.", failed=is_asked)
+            return HubAnswer(trouble=f"The model hub did not answer within {self.wait_seconds:g} s.", failed=is_asked)
         except Exception as error:  # a plan without these facts is better than none
             log.exception("cannot read the config.json of %s", question.repository)
             return HubAnswer(trouble=f"The model hub could not be asked ({type(error).__name__}).")
@@ -143,7 +137,7 @@ class ModelConfigs:
     async def _token(self, namespace: str, secret: str, name: str) -> str:
         """Read a token from a Secret. Raises _TokenError."""
         try:
-            data = (await self._client.get(SECRET, secret, namespace)).get("data") or {}
+            data = (await self.client.get(SECRET, secret, namespace)).get("data") or {}
         except Forbidden:
             raise _TokenError(f"The operator may not get the Secret {secret} in {namespace}") from None
         except NotFound:

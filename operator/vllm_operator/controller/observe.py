@@ -50,18 +50,9 @@ from vllm_operator.hub.client import HubAnswer
 from vllm_operator.inventory.pools import Inventory
 from vllm_operator.kube import client as kube
 from vllm_operator.kube.client import ClusterClient, ClusterError, Forbidden, Key, Kind, Manifest, NotFound, NotLeading, children_of
+from vllm_operator.planning import pinning
 from vllm_operator.planning.outcome import Outcome, not_accepted
-from vllm_operator.planning.pinning import (
-    NEEDS_ROOM,
-    NEW_PLAN_SECONDS,
-    Standing,
-    is_in_force,
-    max_age_seconds,
-    read_rollback,
-    reopened,
-    rollbacks_to_try,
-    standing_of,
-)
+from vllm_operator.planning.pinning import Standing, is_in_force
 from vllm_operator.planning.presets import missing_definition, missing_preset, with_preset
 from vllm_operator.planning.validation import ArtifactTrust, refuse_artifact
 from vllm_operator.pods.view import Phase, PodView, instance_of, read_pod
@@ -267,10 +258,10 @@ class Observer:
         if isinstance(resource, Verdict):
             return replace(snapshot, unplanned=Outcome(VALID_SPEC, resource, None))
         revision = find_revision(snapshot.revisions, resource.status.revision)
-        standing = standing_of(resource, snapshot.pods, ran=is_recorded(revision, RAN_ANNOTATION))
+        standing = pinning.standing_of(resource, snapshot.pods, ran=is_recorded(revision, RAN_ANNOTATION))
         progress = reading.named(snapshot.deployment, "Progressing", "status", "conditions").get("reason")
         served = is_recorded(revision, SERVED_ANNOTATION) or resource.status.ready_replicas or progress == "NewReplicaSetAvailable"
-        may_move = standing in NEEDS_ROOM and any(pod.phase is Phase.UNSCHEDULABLE for pod in snapshot.pods)
+        may_move = standing in pinning.NEEDS_ROOM and any(pod.phase is Phase.UNSCHEDULABLE for pod in snapshot.pods)
         resource, files = self._ask_hub(resource, may_move=may_move, served=bool(served))
         if files is None:
             return None
@@ -320,13 +311,13 @@ class Observer:
 
         A rollback counts only while the plan that it replaces would be in force.
         """
-        for names in rollbacks_to_try(resource):
+        for names in pinning.rollbacks_to_try(resource):
             replaced = await self.plans.find(resource, names[1])
             if replaced is None:  # the annotation may be a copy from another object
                 continue
             current = await self._with_preset(resource.with_pinned(replaced))
             if not isinstance(current, Verdict) and is_in_force(replaced, current):
-                return await self.plans.roll_back(current, names[0], by_operator=names != read_rollback(resource))
+                return await self.plans.roll_back(current, names[0], by_operator=names != pinning.read_rollback(resource))
         return None
 
     def _ask_hub(self, resource: VLLMDeployment, *, may_move: bool, served: bool) -> tuple[VLLMDeployment, HubAnswer | None]:
@@ -341,7 +332,7 @@ class Observer:
             return resource, self.configs.ask(resource)
         is_incomplete = plan.awaits_facts and not served
         if is_incomplete or may_move:
-            without = resource.with_pinned(reopened(plan))
+            without = resource.with_pinned(pinning.reopened(plan))
             answer = self.configs.ask(without)
             if answer is not None:
                 return without if is_incomplete and answer.config is not None else resource, answer
@@ -352,11 +343,11 @@ class Observer:
         try:
             standing, now = snapshot.standing, snapshot.now
             if fresh:
-                inventory = await self.inventory.read(max_age=NEW_PLAN_SECONDS, limit=NEW_PLAN_SECONDS)
+                inventory = await self.inventory.read(max_age=pinning.NEW_PLAN_SECONDS, limit=pinning.NEW_PLAN_SECONDS)
                 if not {pod.node for pod in pods if pod.node}.issubset(inventory.nodes):  # a Pod is on a node that was just added
                     inventory = await self.inventory.read(max_age=0.0, limit=0.0)
             else:
-                inventory = await self.inventory.read(max_age=max_age_seconds(resource, pods, standing))
+                inventory = await self.inventory.read(max_age=pinning.max_age_seconds(resource, pods, standing))
             return await self.inventory.count_free(resource, inventory, pods, standing, now=now, listed=listed, fresh=fresh)
         except Forbidden as error:
             message = f"The operator may not {error.verb} {error.resource}, so it cannot see the GPUs; allow it in its ClusterRole."

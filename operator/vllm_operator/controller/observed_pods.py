@@ -19,7 +19,7 @@ from vllm_operator.api.conditions import NORMAL, WARNING, EventDraft, Reason
 from vllm_operator.api.labels import CONTAINER
 from vllm_operator.catalog.templates import fill_in
 from vllm_operator.controller.log_followers import Followers
-from vllm_operator.controller.log_share import LogShare
+from vllm_operator.controller.log_share import LogShare, Slots
 from vllm_operator.controller.metrics import OTHER, Metrics, Sample, documented_reasons
 from vllm_operator.controller.object_cache import name_of
 from vllm_operator.controller.settings import Settings
@@ -114,8 +114,8 @@ class PodObserver:
     def __init__(self, client: ClusterClient, crashes: KnownCrashes, metrics: Metrics, *, settings: Settings, share: LogShare) -> None:
         self._client, self._crashes, self._metrics, self._settings = client, crashes, metrics, settings
         self._events, self._known, self._writes_left = EventReader(client), dict[tuple[Key, str], _Known](), 0
-        parsers, streams = crashes.make_parser, settings.log_streams
-        self.followers = Followers(client, make_parser=parsers, changed=lambda key: None, streams=streams, share=share)
+        parsers, slots = crashes.make_parser, Slots(settings.log_streams)
+        self.followers = Followers(client, make_parser=parsers, changed=lambda key: None, slots=slots, share=share)
 
     async def run(self) -> None:
         """Make rounds until cancelled."""

@@ -13,8 +13,9 @@ import heapq
 import itertools
 import math
 import random
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Generic, TypeVar
 
@@ -36,31 +37,24 @@ class Priority(IntEnum):
     RESYNC = 2  # a periodic check
 
 
+@dataclass(slots=True, eq=False)
 class WorkQueue(Generic[Key]):
-    """A deduplicating queue with delays and rate-limited retries, for use in one event loop."""
+    """A deduplicating queue with delays and rate-limited retries, for use in one event loop. `jitter` returns the factor of a delay."""
 
-    def __init__(
-        self,
-        *,
-        debounce_seconds: float = DEBOUNCE_SECONDS,
-        clock: Callable[[], float] | None = None,
-        jitter: Callable[[], float] = lambda: random.uniform(1 - JITTER, 1 + JITTER),
-    ) -> None:
-        """Create an empty queue. `jitter` returns the factor of a delay; the default clock is the event loop's."""
-        self._debounce = debounce_seconds
-        self._clock = clock or (lambda: asyncio.get_running_loop().time())
-        self._jitter = jitter
-        self._dirty: dict[Key, float] = {}
-        self._ready: dict[Priority, dict[Key, float]] = {priority: {} for priority in Priority}
-        self._processing: dict[Key, float] = {}
-        self._priorities: dict[Key, Priority] = {}  # of dirty and of delayed keys
-        self._rested: dict[Key, float] = {}
-        self._delayed: list[tuple[float, int, Key]] = []
-        self._due: dict[Key, float] = {}
-        self._failures: dict[Key, int] = {}
-        self._number = itertools.count()
-        self._handed_out_at = -math.inf
-        self._changed = asyncio.Event()
+    debounce_seconds: float = DEBOUNCE_SECONDS
+    clock: Callable[[], float] = lambda: asyncio.get_running_loop().time()
+    jitter: Callable[[], float] = lambda: random.uniform(1 - JITTER, 1 + JITTER)
+    _dirty: dict[Key, float] = field(default_factory=dict)
+    _ready: dict[Priority, dict[Key, float]] = field(default_factory=lambda: {priority: {} for priority in Priority})
+    _processing: dict[Key, float] = field(default_factory=dict)
+    _priorities: dict[Key, Priority] = field(default_factory=dict)  # of dirty and of delayed keys
+    _rested: dict[Key, float] = field(default_factory=dict)
+    _delayed: list[tuple[float, int, Key]] = field(default_factory=list)
+    _due: dict[Key, float] = field(default_factory=dict)
+    _failures: dict[Key, int] = field(default_factory=dict)
+    _number: Iterator[int] = field(default_factory=itertools.count)
+    _handed_out_at: float = -math.inf
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __len__(self) -> int:
         """Return the number of keys that wait for a worker, without delayed keys."""
@@ -71,7 +65,7 @@ class WorkQueue(Generic[Key]):
         self._raise_priority(key, priority)
         if key in self._dirty:
             return
-        now = self._clock()
+        now = self.clock()
         if self._rested.get(key, now) > now:
             self._delay(key, self._rested[key])
             return
@@ -87,7 +81,7 @@ class WorkQueue(Generic[Key]):
             self.add(key, priority)
         else:
             self._raise_priority(key, priority)
-            self._delay(key, self._clock() + seconds)
+            self._delay(key, self.clock() + seconds)
 
     def add_rate_limited(self, key: Key, *, at_least: float = 0.0, at_most: float = RETRY_LIMIT_SECONDS) -> float:
         """Add a key after a failure. Return the delay in seconds, which doubles with each consecutive failure."""
@@ -95,7 +89,7 @@ class WorkQueue(Generic[Key]):
         self._failures[key] = failures + 1
         # the exponent is bounded: a key may fail for days
         limit = min(RETRY_LIMIT_SECONDS, at_most)
-        seconds = max(at_least, min(limit, RETRY_SECONDS * 2.0 ** min(failures, 32)) * self._jitter())
+        seconds = max(at_least, min(limit, RETRY_SECONDS * 2.0 ** min(failures, 32)) * self.jitter())
         self.add_after(key, seconds)
         return seconds
 
@@ -116,20 +110,20 @@ class WorkQueue(Generic[Key]):
                     key = next(iter(ready))
                     del ready[key], self._dirty[key]
                     self._priorities.pop(key, None)
-                    self._processing[key] = self._handed_out_at = self._clock()
+                    self._processing[key] = self._handed_out_at = self.clock()
                     return key
             self._changed.clear()
             due = self._next_due()
             with suppress(TimeoutError):
-                async with asyncio.timeout(None if due is None else due - self._clock()):
+                async with asyncio.timeout(None if due is None else due - self.clock()):
                     await self._changed.wait()
 
     def done(self, key: Key) -> None:
         """End the processing of a key. If it was added in between, it is handed out again after its rest."""
         del self._processing[key]
-        now = self._clock()
+        now = self.clock()
         self._rested.pop(key, None)
-        self._rested[key] = until = now + self._debounce
+        self._rested[key] = until = now + self.debounce_seconds
         while self._rested and next(iter(self._rested.values())) <= now:  # in order of time
             del self._rested[next(iter(self._rested))]
         if self._dirty.pop(key, None) is not None:
@@ -138,18 +132,18 @@ class WorkQueue(Generic[Key]):
     def oldest_seconds(self) -> float:
         """Return the seconds since the oldest waiting or processing key was added."""
         times = (*self._dirty.values(), *self._processing.values())
-        return max(0.0, self._clock() - min(times)) if times else 0.0
+        return max(0.0, self.clock() - min(times)) if times else 0.0
 
     def longest_processing_seconds(self) -> float:
         """Return the seconds for which the longest reconciliation in progress has run."""
-        return max(0.0, self._clock() - min(self._processing.values())) if self._processing else 0.0
+        return max(0.0, self.clock() - min(self._processing.values())) if self._processing else 0.0
 
     def stalled_seconds(self) -> float:
         """Return the seconds for which a key has been due and no key was handed out: neither a delayed key counts, nor a long queue."""
         due = self._next_due()
         first = [next(iter(ready.values())) for ready in self._ready.values() if ready]
         since = min((*first, math.inf if due is None else due))
-        return max(0.0, self._clock() - max(since, self._handed_out_at))
+        return max(0.0, self.clock() - max(since, self._handed_out_at))
 
     def _raise_priority(self, key: Key, priority: Priority) -> None:
         former = self._priorities.get(key, priority)
@@ -165,7 +159,7 @@ class WorkQueue(Generic[Key]):
         self._changed.set()
 
     def _promote(self) -> None:
-        now = self._clock()
+        now = self.clock()
         while self._delayed and self._delayed[0][0] <= now:
             due, _, key = heapq.heappop(self._delayed)
             if self._due.get(key) == due:  # otherwise it was added in between, or an earlier time was set

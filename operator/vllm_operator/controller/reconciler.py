@@ -19,7 +19,6 @@ from vllm_operator.api.conditions import Reason
 from vllm_operator.controller.act import Actor
 from vllm_operator.controller.apply import Applier
 from vllm_operator.controller.decide import decide, promise_of
-from vllm_operator.controller.explanation_reader import ExplanationReader
 from vllm_operator.controller.inventory_reader import InventoryCache
 from vllm_operator.controller.log_followers import Followers
 from vllm_operator.controller.log_output import about
@@ -29,7 +28,7 @@ from vllm_operator.controller.observe import Observer, Pending
 from vllm_operator.controller.optional_objects import CreatedObjects, OptionalObjects
 from vllm_operator.controller.plan_store import PlanStore
 from vllm_operator.controller.queue import Priority, WorkQueue
-from vllm_operator.controller.report import Reporter, Result
+from vllm_operator.controller.report import ExplanationReader, Reporter, Result
 from vllm_operator.controller.settings import Settings
 from vllm_operator.controller.user_data import KnownCatalog, KnownCrashes
 from vllm_operator.kube.client import VLLM_DEPLOYMENT, ClusterClient, ClusterError, Conflict, Key, NotFound, Unavailable

@@ -4,23 +4,35 @@ New remedies are decided here, and not before applying: whether a crash counts d
 written to the status, and the next reconciliation carries them out, so an operator that is killed in between decides nothing twice.
 """
 
+import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
+from itertools import zip_longest
 from typing import Any
 
 from pydantic import ValidationError
 
 from vllm_operator.api import labels, reading
 from vllm_operator.api.conditions import EventDraft, Reason
-from vllm_operator.api.labels import FAILED_ANNOTATION, RAN_ANNOTATION, SERVED_ANNOTATION
+from vllm_operator.api.labels import CONTAINER, FAILED_ANNOTATION, RAN_ANNOTATION, SERVED_ANNOTATION
+from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import CacheStatus, VLLMDeploymentStatus
-from vllm_operator.caches.claims import describe_kept_owner, describe_lender, find_other_owners, may_ask_for_deletion
+from vllm_operator.caches.claims import (
+    ClaimHolder,
+    describe_kept_owner,
+    describe_lender,
+    find_holders,
+    find_jobs,
+    find_other_owners,
+    is_terminating,
+    may_ask_for_deletion,
+)
 from vllm_operator.caches.context import is_follower, is_primer, is_replica
 from vllm_operator.controller.act import ActionResult
 from vllm_operator.controller.apply import Applied, Refusal
-from vllm_operator.controller.explanation_reader import ExplanationReader
 from vllm_operator.controller.log_followers import CATCH_UP_SECONDS, Followers
 from vllm_operator.controller.metrics import Metrics
 from vllm_operator.controller.observe import Snapshot
@@ -28,12 +40,25 @@ from vllm_operator.controller.ownership import find_child, find_workload, is_of_
 from vllm_operator.controller.plan_store import PlanStore
 from vllm_operator.controller.user_data import KnownCrashes
 from vllm_operator.inventory.pools import Inventory
-from vllm_operator.kube.client import CLAIM, POD, SERVICE, ClusterClient, Forbidden, Invalid, Manifest
-from vllm_operator.kube.events import record_event, shorten
+from vllm_operator.kube.client import (
+    CLAIM,
+    JOB,
+    POD,
+    SERVICE,
+    ClusterClient,
+    ClusterError,
+    Forbidden,
+    Invalid,
+    LogRequest,
+    Manifest,
+    NotFound,
+)
+from vllm_operator.kube.events import EventReader, record_event, shorten
+from vllm_operator.kube.recent import Recent
 from vllm_operator.pods.view import Phase, PodView, has_run, place_of
 from vllm_operator.rendering.revision import applied_revision, find_revision
 from vllm_operator.status.events import describe_restored
-from vllm_operator.status.observation import Observation
+from vllm_operator.status.observation import DrainingPod, Observation, draining_until, read_requests
 from vllm_operator.status.report import REAPPLY_LIMIT_SECONDS, Report, report, status_with_failure
 from vllm_operator.text import wording
 
@@ -45,6 +70,110 @@ DELETION_SECONDS = 1.0
 """Delay until the next reconciliation while a child is being deleted. Usually a watch event comes earlier."""
 ROLLOUT_SECONDS = 2.0
 """Maximum delay between a change of the Deployment and the status. Usually a watch event of its controller comes earlier."""
+HOLDERS_SECONDS = 15.0
+"""Interval between reads of other Pods that keep a PVC, which no watch reports."""
+DRAIN_SECONDS = 10
+"""Interval between reads of a draining Pod's log. vLLM logs the number of unfinished requests at the same interval."""
+DRAIN_WINDOW_SECONDS = 25
+"""Age of the oldest log line to read."""
+DRAIN_BYTES = 256 * 1024
+"""Maximum number of bytes to read. With more log output in that time, the number is older."""
+MAX_DRAINING = 8
+"""Maximum number of draining Pods per VLLMDeployment whose logs are read."""
+DRAIN_TIMEOUT_SECONDS = 5.0
+MAX_REMEMBERED = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanations:
+    """What was read at `now`, UTC."""
+
+    now: datetime
+    events: tuple[Manifest, ...]
+    holders: Mapping[str, tuple[ClaimHolder, ...]]
+    """The Pods that keep a PVC from being deleted, by the name of the PVC."""
+    draining: tuple[DrainingPod, ...]
+    requeue_seconds: float | None
+    """Seconds until the next read; None to wait for watch events."""
+
+
+class ExplanationReader:
+    """Reads what no watch covers about Pods: events, the requests of draining Pods, and Pods that keep a PVC.
+
+    These are read only for Pods that need an explanation, so usually not at all.
+    """
+
+    def __init__(self, client: ClusterClient, *, now: Callable[[], datetime]) -> None:
+        self._client = client
+        self._now = now
+        self._events = EventReader(client, now=now)
+        self._drains: Recent[tuple[datetime, int | None]] = Recent(MAX_REMEMBERED)  # by uid of the Pod
+
+    async def read(
+        self, resource: VLLMDeployment, pods: Sequence[PodView], claims: Sequence[Manifest], jobs: Sequence[Manifest]
+    ) -> Explanations:
+        """Read about the Pods of a VLLMDeployment, its live PVCs, and its Jobs without a Pod.
+
+        Raises ClusterError if the Pods that keep a PVC cannot be read. Anything else may be missing.
+        """
+        events, look_again = await self._events.read([pod.manifest for pod in pods], claims, jobs)
+        holders = await self._holders(resource.metadata.namespace, claims)
+        now = self._now()
+        draining = await self._draining([pod.manifest for pod in pods if is_replica(pod)], now)
+        has_others = any(holder.instance != resource.metadata.name for found in holders.values() for holder in found)
+        intervals = (look_again, HOLDERS_SECONDS if has_others else None, DRAIN_SECONDS if draining else None)
+        return Explanations(
+            now=now,
+            events=events,
+            holders=holders,
+            draining=draining,
+            requeue_seconds=min((seconds for seconds in intervals if seconds is not None), default=None),
+        )
+
+    async def _holders(self, namespace: str, claims: Sequence[Manifest]) -> Mapping[str, tuple[ClaimHolder, ...]]:
+        """Return the Pods that keep PVCs from being deleted, by the name of the PVC."""
+        names = [str(claim["metadata"]["name"]) for claim in claims if is_terminating(claim)]
+        pods = await self._client.find(POD, namespace) if names else ()
+        orphaned = [await self._uid_of_orphaned(job, namespace) for name in names for job in sorted(find_jobs(name, pods))]
+        return {name: find_holders(name, pods, frozenset(filter(None, orphaned))) for name in names}
+
+    async def _uid_of_orphaned(self, job: str, namespace: str) -> str | None:
+        """Return the UID of a Job without an owner; None if the Job is gone or has an owner."""
+        try:
+            found = await self._client.get(JOB, job, namespace)
+        except (NotFound, Forbidden):
+            return None
+        return None if found["metadata"].get("ownerReferences") else str(found["metadata"]["uid"])
+
+    async def _draining(self, pods: Iterable[Manifest], now: datetime) -> tuple[DrainingPod, ...]:
+        """Return the Pods that are draining. If a log cannot be read, only the number of requests is missing."""
+        draining = [(pod, until) for pod in pods if (until := draining_until(pod)) is not None and until > now]
+        numbers = await asyncio.gather(*(self._requests(pod, now) for pod, _ in draining[:MAX_DRAINING]))
+        return tuple(DrainingPod(pod["metadata"]["name"], until, number) for (pod, until), number in zip_longest(draining, numbers))
+
+    async def _requests(self, pod: Manifest, now: datetime) -> int | None:
+        """Return the number of unfinished requests, from the end of the log of a draining Pod."""
+        uid = str(pod["metadata"].get("uid", ""))
+        if (last := self._drains.get(uid)) is not None and now < last[0] + timedelta(seconds=DRAIN_SECONDS):
+            return last[1]
+        number = None
+        with suppress(ClusterError, TimeoutError):
+            async with asyncio.timeout(DRAIN_TIMEOUT_SECONDS):
+                number = read_requests(await self._last_lines(pod, now))
+        self._drains.put(uid, (now, number))
+        return number
+
+    async def _last_lines(self, pod: Manifest, now: datetime) -> list[str]:
+        metadata = pod["metadata"]
+        since = reading.stamp(now - timedelta(seconds=DRAIN_WINDOW_SECONDS))
+        request = LogRequest(metadata["namespace"], metadata["name"], CONTAINER, follow=False, since=since, limit_bytes=DRAIN_BYTES)
+        content = b""
+        async with self._client.stream_log(request) as stream:
+            async for chunk in stream:
+                content += chunk
+                if len(content) >= DRAIN_BYTES:
+                    break
+        return content[:DRAIN_BYTES].decode("utf-8", "replace").splitlines()
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,9 +104,6 @@ class Settings(BaseModel, frozen=True):
     """Listen address of the probes and metrics. The kubelet connects from outside of the container."""
     http_port: Annotated[int, Field(ge=0, le=65535)] = 8080
     """Port of /healthz, /readyz and /metrics. With 0, the system chooses a port."""
-    stuck_seconds: Amount = 120
-    """The liveness probe fails if a reconciliation takes longer than this, or if keys are due and no worker has taken one for
-    this long. Keys that wait for a retry or for the next resync do not count."""
     log_format: Literal["text", "json"] = "text"
     """Log format: `text` or `json`."""
     log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(str.upper)] = "INFO"

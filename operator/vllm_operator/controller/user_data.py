@@ -7,6 +7,7 @@ last content stays in use: plans must not depend on whether the API server answe
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +19,7 @@ from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.startup import StartupKnowledge
 from vllm_operator.catalog.user_entries import UserEntries, read_instance_types, with_user_rules, with_user_signatures
 from vllm_operator.controller.metrics import Metrics
-from vllm_operator.kube.client import CONFIG_MAP, ClusterClient, ClusterError, Forbidden, Manifest, NotFound, Unavailable
+from vllm_operator.kube.client import CONFIG_MAP, ClusterClient, ClusterError, Forbidden, NotFound, Unavailable
 from vllm_operator.kube.events import record_event
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.status.knowledge import Knowledge, load_knowledge
@@ -99,26 +100,29 @@ class UserData:
     _failures: int = field(default=0, init=False)
 
     async def load(self) -> bool:
-        """Read the ConfigMap; return whether its texts have changed. Raises Unavailable if the API server does not answer."""
+        """Read the ConfigMap, and write an event for each new problem; return whether its texts have changed. Raises ClusterError."""
         namespace, _, name = self.config_map.rpartition("/")
         try:
             manifest = await self.client.get(CONFIG_MAP, name, namespace)
         except NotFound:
             manifest = {}
-        except Unavailable:
-            raise
-        except ClusterError as error:
+        except Forbidden:
             self._failures += 1
             if self._failures == 2:  # not the first time: an API server that has just started refuses requests until it knows the Roles
-                log.warning("%s", self._describe(error))
+                may_not = "The operator may not get the ConfigMap %s, so it does not use the %s in it. Grant get in a Role."
+                log.warning(may_not, self.config_map, self._entries)
             return False
         self._failures = 0
         texts = {name: text for name, text in (manifest.get("data") or {}).items() if isinstance(text, str)}
-        has_changed = texts != self._texts
-        if has_changed:
+        if has_changed := texts != self._texts:
             self._texts = texts
-            await self._take(texts)
-        await self._report(manifest)
+            self._unreported = await self._take(texts)
+        reason = f"{self._entries.removesuffix('s').title().replace(' ', '')}Ignored"
+        with suppress(Unavailable):  # the next read writes the rest
+            while self._unreported and manifest:
+                problem = self._unreported[0]
+                await record_event(self.client, manifest, EventDraft(WARNING, reason, problem, key=problem), now=datetime.now(UTC))
+                self._unreported.pop(0)
         return has_changed
 
     async def run(self) -> None:
@@ -141,7 +145,8 @@ class UserData:
     def _entries(self) -> str:
         return self.what.replace("_", " ")
 
-    async def _take(self, texts: Mapping[str, str]) -> None:
+    async def _take(self, texts: Mapping[str, str]) -> list[str]:
+        """Use new texts. Return the problems with them, for events."""
         try:
             # In a thread, because texts of a megabyte take up to a second.
             read = await asyncio.to_thread(self.use, texts)
@@ -158,27 +163,9 @@ class UserData:
         self.metrics.user_data(self.what, used=self._used, ignored=len(problems))
         for problem in problems:
             log.warning("ConfigMap %s: %s", self.config_map, problem)
-        self._unreported = problems[:EVENTS_LIMIT]
-        if (more := len(problems) - EVENTS_LIMIT) > 0:
-            self._unreported.append(f"{more} more {self._entries} or texts are ignored; the operator's log names them.")
-
-    async def _report(self, manifest: Manifest) -> None:
-        """Write an event for each new problem. If the API server is unavailable, the next read writes the rest."""
-        reason = f"{self._entries.removesuffix('s').title().replace(' ', '')}Ignored"
-        while self._unreported and manifest:
-            problem = self._unreported[0]
-            occurrence = EventDraft(type=WARNING, reason=reason, message=problem, key=problem)
-            try:
-                await record_event(self.client, manifest, occurrence, now=datetime.now(UTC))
-            except Unavailable:
-                return
-            self._unreported.pop(0)
-
-    def _describe(self, error: ClusterError) -> str:
-        config_map, entries = f"ConfigMap {self.config_map}", self._entries
-        if isinstance(error, Forbidden):
-            return f"The operator may not get the {config_map}, so it does not use the {entries} in it. Grant get in a Role."
-        return f"The {config_map} cannot be read, so the operator does not use the {entries} in it: {error}"
+        more = len(problems) - EVENTS_LIMIT
+        rest = [f"{more} more {self._entries} or texts are ignored; the operator's log names them."] if more > 0 else []
+        return [*problems[:EVENTS_LIMIT], *rest]
 
 
 def qualified_name(config_map: str, namespace_file: Path = NAMESPACE_FILE) -> str:

@@ -19,6 +19,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -131,20 +132,15 @@ def shorten(message: str) -> str:
     return message if len(data) <= MAX_MESSAGE else data[: MAX_MESSAGE - 3].decode("utf-8", "ignore") + "…"
 
 
+@dataclass(slots=True)
 class EventReader:
     """Reads events about Pods, PersistentVolumeClaims and Jobs, and caches them for some seconds."""
 
-    def __init__(
-        self,
-        client: ClusterClient,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
-    ) -> None:
-        self._client = client
-        self._clock = clock
-        self._now = now
-        self._cached: Recent[tuple[float, tuple[Manifest, ...]]] = Recent(MAX_CACHED)  # by uid
+    client: ClusterClient
+    clock: Callable[[], float] = time.monotonic
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    _cached: Recent[tuple[float, tuple[Manifest, ...]]] = field(default_factory=lambda: Recent(MAX_CACHED))
+    """When the events about an object were read, and the events, by its uid."""
 
     async def read(
         self, pods: Sequence[Manifest], claims: Sequence[Manifest | None], jobs: Sequence[Manifest] = ()
@@ -170,17 +166,17 @@ class EventReader:
         metadata = item["metadata"]
         uid = metadata["uid"]
         read_at, known = self._cached.get(uid) or (-math.inf, ())
-        if self._clock() - read_at < self._cache_seconds(item):
+        if self.clock() - read_at < self._cache_seconds(item):
             return known
         fields = {"involvedObject.kind": kind.kind, "involvedObject.name": metadata["name"], "involvedObject.uid": uid}
         try:
-            events = tuple(await self._client.find(kube.EVENT, metadata["namespace"], fields=fields))
+            events = tuple(await self.client.find(kube.EVENT, metadata["namespace"], fields=fields))
         except Forbidden:
             raise
         except ClusterError as error:  # many clusters keep events in a separate etcd, which may fail independently
             log.debug("the events about %s %s cannot be read: %s", kind.kind, metadata["name"], error)
             events = known
-        self._cached.put(uid, (self._clock(), events))
+        self._cached.put(uid, (self.clock(), events))
         return events
 
     def _cache_seconds(self, item: Manifest) -> float:
@@ -192,7 +188,7 @@ class EventReader:
         """Return the seconds since the object was created. The clocks of the API server and of this machine may differ."""
         created = reading.moment(item, "metadata", "creationTimestamp")
         # A slow clock must not block the read indefinitely.
-        return MIN_AGE_SECONDS if created is None else abs((self._now() - created).total_seconds())
+        return MIN_AGE_SECONDS if created is None else abs((self.now() - created).total_seconds())
 
 
 def needs_explanation(pod: Manifest) -> bool:

@@ -1,4 +1,4 @@
-"""A dictionary of limited size that drops the least recently used entry."""
+"""A dictionary of limited size."""
 
 from collections.abc import Hashable
 from typing import Generic, TypeVar
@@ -6,29 +6,16 @@ from typing import Generic, TypeVar
 Value = TypeVar("Value")
 
 
-class Recent(Generic[Value]):
-    """Values by key. Beyond `limit` entries, the least recently used key is dropped."""
+class Recent(dict[Hashable, Value], Generic[Value]):
+    """Values by key. `put` drops the oldest entry beyond `limit` entries."""
 
     def __init__(self, limit: int) -> None:
+        super().__init__()
         self._limit = limit
-        self._values: dict[Hashable, Value] = {}
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def get(self, key: Hashable) -> Value | None:
-        """Return the value of a key; None if there is none."""
-        if key in self._values:
-            self._values[key] = self._values.pop(key)  # the last one is the most recent
-        return self._values.get(key)
 
     def put(self, key: Hashable, value: Value) -> None:
-        """Set the value of a key."""
-        self._values.pop(key, None)
-        self._values[key] = value
-        if len(self._values) > self._limit:
-            del self._values[next(iter(self._values))]
-
-    def drop(self, key: Hashable) -> None:
-        """Drop a key, if it exists."""
-        self._values.pop(key, None)
+        """Set the value of a key, as the newest one."""
+        self.pop(key, None)
+        self[key] = value
+        if len(self) > self._limit:
+            del self[next(iter(self))]

@@ -21,24 +21,11 @@ from typing import Any
 from vllm_operator.catalog.startup import Severity, Signature
 from vllm_operator.catalog.templates import fill_in
 from vllm_operator.catalog.versions import load_versions
+from vllm_operator.logs import tracebacks
 from vllm_operator.logs.lines import INFO, WARNING, Line, LogClock
 from vllm_operator.logs.matching import Match, Recognizer, compiled, is_no_report, is_source
 from vllm_operator.logs.state import Crash
-from vllm_operator.logs.tracebacks import (
-    ASIDE,
-    BEGINNING,
-    BYSTANDERS,
-    CHAINED,
-    CLIENTS,
-    LINES_KEPT,
-    NATIVE_FRAME,
-    REQUEST_HEADER,
-    Part,
-    Traceback,
-    Tracebacks,
-    is_of_a_request,
-    ungrouped,
-)
+from vllm_operator.logs.tracebacks import Part, Traceback, Tracebacks, is_of_a_request, ungrouped
 from vllm_operator.text.wording import present
 
 TERMINATED = "TerminatedDuringStartup"
@@ -452,10 +439,10 @@ class CrashTracker:
         if self._stopping and (failure := self._recognizer.look(text).failure) is not None and failure.unbidden:
             self._stopping = False  # the other processes were told to stop because this one had died
             self.notices.pop(TOLD_TO_STOP, None)
-        if self._stopping or (part is Part.FRAME and not text.startswith(NATIVE_FRAME)):
-            if len(text) > len(BEGINNING) and text.startswith(BEGINNING):
+        if self._stopping or (part is Part.FRAME and not text.startswith(tracebacks.NATIVE_FRAME)):
+            if len(text) > len(tracebacks.BEGINNING) and text.startswith(tracebacks.BEGINNING):
                 # The line ends of a copied log were lost.
-                self.error(process, level, text.replace(BEGINNING, "").lstrip(": >"), number)
+                self.error(process, level, text.replace(tracebacks.BEGINNING, "").lstrip(": >"), number)
             return
         if part is Part.OTHER and level is not None and text.strip() and self._recognizer.look(text).failure is None:
             self._said = (process, text, number)
@@ -480,7 +467,7 @@ class CrashTracker:
     def _is_unrelated(self, process: str, level: int | None, part: Part, text: str, number: int, *, harmless: bool) -> bool:
         """Return whether the line reports an error that does not belong to the start."""
         recent = self.tracebacks.recent
-        beside = part is Part.EXCEPTION and self.tracebacks.mention(BYSTANDERS)
+        beside = part is Part.EXCEPTION and self.tracebacks.mention(tracebacks.BYSTANDERS)
         failure = self._recognizer.look(text).failure
         if failure is None and harmless:
             if _DEVICE.search(text):
@@ -492,7 +479,7 @@ class CrashTracker:
             # This is how a program ends that uses the engine as a library.
             return (self._ready or self.stage == _LAST_STAGE) and failure.death and not failure.serving
         # Errors of vLLM's serving modules are caused by requests, unless the engine is dead.
-        is_of_request = level is not None and bool(recent) and REQUEST_HEADER.search(recent[-1].header) is not None
+        is_of_request = level is not None and bool(recent) and tracebacks.REQUEST_HEADER.search(recent[-1].header) is not None
         is_of_request = is_of_request or (beside and is_of_a_request(self.tracebacks.frames(process)))
         for match in self._recognizer.find(text, lambda: self.tracebacks.frames(process)) if is_of_request else ():
             if match.signature.severity is Severity.DEGRADED and match.signature.id != TERMINATED:
@@ -501,13 +488,13 @@ class CrashTracker:
 
     def _is_aside(self, process: str, text: str, number: int) -> bool:
         recent, frames = self.tracebacks.recent, self.tracebacks.frames(process)
-        if any(ASIDE in frame for frame in frames):
+        if any(tracebacks.ASIDE in frame for frame in frames):
             # It imports vLLM and reports errors of the import. That vLLM is not installed means nothing.
             for match in self._recognizer.find(text) if "No module named 'vllm'" not in text else ():
                 self._found.beside = self._found.beside or self._seen(process, text, number, match)
             return True
         # In a shortened traceback, the command before it remains.
-        return len(recent) > 1 + len(frames) and ASIDE in recent[-2 - len(frames)].text
+        return len(recent) > 1 + len(frames) and tracebacks.ASIDE in recent[-2 - len(frames)].text
 
     def _explain(self, process: str, level: int | None, part: Part, text: str, number: int, closed: Traceback | None) -> None:
         """Collect what the line says about a crash."""
@@ -529,10 +516,10 @@ class CrashTracker:
             self._found.unknown = self._found.unknown or self._seen(process, text, number)
             self._found.wrapped = (process, text, number, 0)
         unknown = self._found.unknown
-        if text.startswith(CHAINED) and unknown is not None and unknown.process == process:
+        if text.startswith(tracebacks.CHAINED) and unknown is not None and unknown.process == process:
             # Of a chain, the last exception says what failed, and the first one why. A handler may have failed by itself, but an exception
             # without a message says nothing alone.
-            self._found.chained = unknown if text.startswith(CHAINED[0]) or ":" not in unknown.text else None
+            self._found.chained = unknown if text.startswith(tracebacks.CHAINED[0]) or ":" not in unknown.text else None
         recent, is_field = self.tracebacks.recent, _PYDANTIC.match(text) is not None
         # The name of a field of the configuration is on the line before its error.
         if is_field and len(recent) > 1 and _FIELD.fullmatch(name := recent[-2].text.strip()):
@@ -624,7 +611,7 @@ class CrashTracker:
     def _before(self, process: str, text: str, number: int, closed: Traceback | None) -> str:
         """Return what the log says right before an error that may be why it happened."""
         writer, said, line = self._said
-        if _BARE.fullmatch(text.strip()) is not None and said and writer == process and number - line <= LINES_KEPT:
+        if _BARE.fullmatch(text.strip()) is not None and said and writer == process and number - line <= tracebacks.LINES_KEPT:
             return f"after {said.strip()}"
         if closed is None:
             return ""
@@ -649,7 +636,7 @@ class CrashTracker:
 
     def crash(self, *, ended: bool) -> Crash | None:
         """Return the crash, if the log shows one. `ended`: the process ended where the log ends."""
-        if not self._found.failed and (self._ready or not ended or self._stopping or self.tracebacks.mention(CLIENTS)):
+        if not self._found.failed and (self._ready or not ended or self._stopping or self.tracebacks.mention(tracebacks.CLIENTS)):
             return None
         chosen = self._found.cause(self._titled() if ended else None)
         if chosen is not None and chosen.signature is not None and chosen.signature.is_echo and ended:
@@ -671,7 +658,7 @@ class CrashTracker:
     @property
     def cut_off_at(self) -> int | None:
         """Line that says that a process failed, if the log ends before the error; else None."""
-        if self._ready or self._stopping or self.tracebacks.mention((*CLIENTS, ASIDE)):
+        if self._ready or self._stopping or self.tracebacks.mention((*tracebacks.CLIENTS, tracebacks.ASIDE)):
             return None
         broken = (each.number for process, each in self.tracebacks.broken_off() if not is_of_a_request(self.tracebacks.frames(process)))
         return next(broken, self._found.failure_at)

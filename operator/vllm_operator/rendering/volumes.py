@@ -11,15 +11,8 @@ from vllm_operator.api.crd import DEFAULT_CACHE_SIZE
 from vllm_operator.api.operation import ClaimVolume, StorageSpec
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import Role, VLLMDeployment, metadata_of
-from vllm_operator.caches.claims import (
-    CACHE_VOLUME,
-    DEFAULT_HOST_PATH,
-    WEIGHTS_VOLUME,
-    cache_claim_name,
-    storage_of,
-    weights_claim_name,
-    weights_storage,
-)
+from vllm_operator.caches import claims
+from vllm_operator.caches.claims import storage_of, weights_storage
 from vllm_operator.catalog.caches import ADAPTER_CLAIM_ROOT, CACHE_ROOT, MODEL_ROOT, TOKEN_FILE, TOKEN_ROOT, WEIGHTS_ROOT, WEIGHTS_SUBPATH
 from vllm_operator.planning.pod_template import run_as_user
 
@@ -70,7 +63,7 @@ def render_mounts(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
     weights_directory = WEIGHTS_SUBPATH if user is None else f"{WEIGHTS_SUBPATH}-u{user}"
     volumes = render_volumes(resource, plan)
     mounts: list[dict[str, Any]] = [
-        {"name": CACHE_VOLUME, "mountPath": CACHE_ROOT, "subPath": plan.cache_key},
+        {"name": claims.CACHE_VOLUME, "mountPath": CACHE_ROOT, "subPath": plan.cache_key},
         {"name": _kept(resource, plan)[-1]["name"], "mountPath": WEIGHTS_ROOT, "subPath": weights_directory},
         {"name": SHARED_MEMORY_VOLUME, "mountPath": "/dev/shm"},
         {"name": TEMPORARY_VOLUME, "mountPath": "/tmp"},
@@ -83,10 +76,10 @@ def render_mounts(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
 
 def _kept(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
     """Return the volume of the caches, and the volume of the weights if it is a different one."""
-    volumes = [_volume(CACHE_VOLUME, resource.spec.cache, cache_claim_name(resource))]
+    volumes = [_volume(claims.CACHE_VOLUME, resource.spec.cache, claims.cache_claim_name(resource))]
     weights = weights_storage(resource.spec, plan.weights)
     if weights is not None:
-        volume = _volume(WEIGHTS_VOLUME, weights, weights_claim_name(resource))
+        volume = _volume(claims.WEIGHTS_VOLUME, weights, claims.weights_claim_name(resource))
         if "persistentVolumeClaim" not in volume or volume["persistentVolumeClaim"] != volumes[0].get("persistentVolumeClaim"):
             volumes.append(volume)
     return volumes
@@ -99,7 +92,7 @@ def _volume(name: str, spec: StorageSpec | None, claim: str) -> dict[str, Any]:
         case "ClaimPerReplica":
             return {"name": name, "ephemeral": {"volumeClaimTemplate": {"spec": _claim_spec(spec)}}}
         case "HostPath":
-            path = (spec and spec.host_path) or DEFAULT_HOST_PATH
+            path = (spec and spec.host_path) or claims.DEFAULT_HOST_PATH
             return {"name": name, "hostPath": {"path": path, "type": "DirectoryOrCreate"}}
         case "EmptyDir":
             return {"name": name, "emptyDir": {}}
@@ -116,9 +109,9 @@ def render_claims(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
     With `onDelete: Retain` a PVC has no owner reference, and a later VLLMDeployment of the same name uses it again.
     """
     weights = weights_storage(resource.spec, plan.weights)
-    desired: list[tuple[StorageSpec | None, str, Role]] = [(resource.spec.cache, cache_claim_name(resource), Role.CACHE)]
+    desired: list[tuple[StorageSpec | None, str, Role]] = [(resource.spec.cache, claims.cache_claim_name(resource), Role.CACHE)]
     if weights is not None:
-        desired.append((weights, weights_claim_name(resource), Role.WEIGHTS))
+        desired.append((weights, claims.weights_claim_name(resource), Role.WEIGHTS))
     return [
         {
             "apiVersion": "v1",

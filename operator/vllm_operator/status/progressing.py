@@ -1,7 +1,7 @@
 """The progress of the rollout: whether it proceeds, is stuck or complete, and the state of the Pod that is furthest behind.
 
 Why the scheduler or an admission plugin refuses a Pod is available as text only: the message of the Pod condition PodScheduled, and of the
-Deployment condition ReplicaFailure. The phrases come from the plugins of kube-scheduler and the admission plugins in Kubernetes 1.35.
+Deployment condition ReplicaFailure.
 """
 
 from collections import Counter
@@ -20,6 +20,7 @@ from vllm_operator.logs.ranks import GroupStanding
 from vllm_operator.planning.outcome import compare
 from vllm_operator.pods.view import Phase
 from vllm_operator.status.claims import one_node, space_verdict, wrong_claim
+from vllm_operator.status.knowledge import load_messages
 from vllm_operator.status.observation import Observation, PodFacts
 from vllm_operator.status.reaction import stall_restarts_left
 from vllm_operator.status.remedies import current
@@ -192,23 +193,6 @@ def _measuring(observed: Observation, gate: Gate, start: str) -> Verdict:
     return Verdict(FALSE, Reason.ROLLOUT_HELD, said)
 
 
-_MISFITS = (
-    ("untolerated taint", "unschedulable.unknown_taint"),
-    ("Insufficient nvidia.com", "unschedulable.gpus"),
-    ("cannot allocate all claims", "unschedulable.gpus"),
-    ("Insufficient cpu", "unschedulable.cpu_or_memory"),
-    ("Insufficient memory", "unschedulable.cpu_or_memory"),
-)
-_REFUSALS = (
-    ("violates PodSecurity", "refused.pod_security"),
-    ("exceeded quota", "refused.quota"),
-    ("must specify", "refused.must_specify"),
-    ("RuntimeClass", "refused.runtime_class"),
-    ("not found", "refused.not_found"),
-    ("was found", "refused.not_found"),  # for example "no service account was found"
-)
-
-
 @dataclass(frozen=True, slots=True)
 class Obstacle:
     """The taints on the nodes with the fewest untolerated taints. `node` is one of `nodes` nodes with exactly these."""
@@ -236,10 +220,10 @@ def unschedulable_advice(message: str, obstacle: Obstacle | None, *, has_other_p
             return "unschedulable.taint_passing"
         is_usually_tolerated = any(taint.key == GPU_TAINT for taint in obstacle.taints)
         return "unschedulable.taint_usually_tolerated" if is_usually_tolerated else "unschedulable.taint"
-    found = next((name for phrase, name in _MISFITS if phrase in message), "unschedulable.anything")
+    found = next((name for phrase, name in load_messages().misfits.items() if phrase in message), "unschedulable.anything")
     return "unschedulable.other_plan" if has_other_plan and found != "unschedulable.cpu_or_memory" else found
 
 
 def refusal_advice(message: str) -> str:
     """Choose the advice for Pods that an admission plugin refuses."""
-    return next((name for phrase, name in _REFUSALS if phrase in message), "refused.policy")
+    return next((name for phrase, name in load_messages().refusals.items() if phrase in message), "refused.policy")

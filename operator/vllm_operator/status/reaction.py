@@ -17,19 +17,11 @@ from vllm_operator.api.status import AppliedRemedy, RemediationStatus, RemedyCha
 from vllm_operator.catalog.startup import Remedy, Severity, Signature
 from vllm_operator.planning.pinning import planned_generation
 from vllm_operator.pods.view import Phase
+from vllm_operator.status import remedies
 from vllm_operator.status.cache_damage import CacheDamage, assess_cache_damage
 from vllm_operator.status.crashes import Crashes, Finding
 from vllm_operator.status.observation import Observation, PodFacts
-from vllm_operator.status.remedies import (
-    Engine,
-    current,
-    exact_changes,
-    in_words,
-    last_written,
-    patch_command,
-    remedied,
-    without_suggestion,
-)
+from vllm_operator.status.remedies import Engine, current
 
 DEFAULT_MAX_ATTEMPTS = 2
 DEFAULT_MAX_STALL_RESTARTS = 2
@@ -86,9 +78,9 @@ def _with_stalled(observed: Observation, status: RemediationStatus | None) -> Re
 def _about_crash(observed: Observation, plan: Plan | None, finding: Finding | None) -> RemediationStatus | None:
     resource = observed.resource
     if plan is None and resource.pinned is None and resource.status.revision is not None:
-        return last_written(resource)  # the plan cannot be read now
+        return remedies.last_written(resource)  # the plan cannot be read now
     if plan is None or finding is None:
-        return without_suggestion(resource)
+        return remedies.without_suggestion(resource)
     decided = decide_about_crash(observed, plan, finding)
     return decided if decided.state is not None or decided.applied or decided.stalled_pods else None
 
@@ -100,15 +92,15 @@ def decide_about_crash(observed: Observation, plan: Plan, finding: Finding) -> R
     is_same = (kept.pod, kept.restarts or 0, kept.signature) == (crash.pod, finding.run, crash.signature)
     if kept.state == "Stopped" or (is_same and not finding.during_start) or is_superseded(kept, finding):
         return kept
-    engine = Engine.of(resource.spec, remedied(plan, kept), observed.knowledge.versions)
+    engine = Engine.of(resource.spec, remedies.remedied(plan, kept), observed.knowledge.versions)
     signature, remedy = observed.knowledge.signatures[crash.signature], observed.knowledge.remedies.get(crash.signature)
     if remedy is not None and not remedy.fits(engine.plan.engine_version, engine.plan.architecture):
         remedy = None
     only = remedy.select(signature) if remedy is not None else None
-    changes = exact_changes(engine, signature, dict(finding.captures), only)
+    changes = remedies.exact_changes(engine, signature, dict(finding.captures), only)
     has_failed = any(applied.signature == crash.signature for applied in kept.applied)
     is_alike = any(it.is_current and it.phase is Phase.READY for it in observed.pod_facts)  # equal replicas serve, and would be replaced
-    command = None if has_failed or is_alike or _settings(resource).mode == "Off" else patch_command(resource, changes)
+    command = None if has_failed or is_alike or _settings(resource).mode == "Off" else remedies.patch_command(resource, changes)
     state = "Suggested" if command is not None else "Applied" if kept.applied else None
     about = {"signature": crash.signature, "pod": crash.pod, "restarts": crash.restarts}
     suggested = kept.model_copy(update={**about, "state": state, "command": command, "message": None})
@@ -128,7 +120,7 @@ def _act(
         return suggested
     former = next((applied for applied in suggested.applied if applied.signature == crash.signature), None)
     if former is not None:
-        message = say("remediation.not_helped", changes=in_words(former.changes))
+        message = say("remediation.not_helped", changes=remedies.in_words(former.changes))
         return suggested.model_copy(update={"state": "GaveUp", "message": message})
     if remedy is None or not safe:
         return suggested
@@ -143,7 +135,7 @@ def _act(
         reason=say("remediation.reason", crash=crash, costs=remedy.costs),
         since=reading.stamp(observed.now) or "",
     )
-    message = say("remediation.applied", crash=crash, costs=remedy.costs, changes=in_words(safe))
+    message = say("remediation.applied", crash=crash, costs=remedy.costs, changes=remedies.in_words(safe))
     return suggested.model_copy(update={"state": "Applied", "applied": [*suggested.applied, entry], "message": message})
 
 

@@ -8,20 +8,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from vllm_operator.api import reading
-from vllm_operator.api.conditions import (
-    AUTOSCALED,
-    CACHE_PUBLISHED,
-    CRASHED,
-    EXPOSED,
-    FALSE,
-    ISOLATED,
-    PROTECTED,
-    READY,
-    TRUE,
-    Reason,
-    Verdict,
-)
+from vllm_operator.api import conditions, reading
+from vllm_operator.api.conditions import FALSE, TRUE, Reason, Verdict
 from vllm_operator.api.status import AvoidedNode, CrashStatus, RemediationStatus, RollbackStatus
 from vllm_operator.pods.view import Phase
 from vllm_operator.rendering.exposure import render_disruption_budget, render_exposure
@@ -36,11 +24,11 @@ from vllm_operator.status.rollback import describe_failed
 from vllm_operator.text import wording
 
 _PARTS = {
-    ISOLATED: Reason.NOT_ISOLATED,
-    EXPOSED: Reason.NOT_EXPOSED,
-    AUTOSCALED: Reason.NOT_AUTOSCALED,
-    PROTECTED: Reason.NOT_PROTECTED,
-    CACHE_PUBLISHED: Reason.NOT_PUBLISHED,
+    conditions.ISOLATED: Reason.NOT_ISOLATED,
+    conditions.EXPOSED: Reason.NOT_EXPOSED,
+    conditions.AUTOSCALED: Reason.NOT_AUTOSCALED,
+    conditions.PROTECTED: Reason.NOT_PROTECTED,
+    conditions.CACHE_PUBLISHED: Reason.NOT_PUBLISHED,
 }
 """Conditions of what the spec asks for besides replicas, and the reasons of Ready without it, most important first."""
 ALL_STARTED = (Reason.SERVING, *_PARTS.values())
@@ -48,16 +36,6 @@ ALL_STARTED = (Reason.SERVING, *_PARTS.values())
 GATEWAY_SECONDS = 30
 """Interval between reads of an HTTPRoute that no Gateway has accepted yet. HTTPRoutes are not watched."""
 _BUDGET, _POLICY = "PodDisruptionBudget", "NetworkPolicy"
-_RELEASES = "https://github.com/kubernetes-sigs"
-_KEDA = "https://github.com/kedacore/keda/releases/download/v2.20.2/keda-2.20.2.yaml"
-_MANIFESTS = {
-    "HTTPRoute": f"-f {_RELEASES}/gateway-api/releases/download/v1.6.1/standard-install.yaml",
-    "InferencePool": f"-f {_RELEASES}/gateway-api-inference-extension/releases/download/v1.6.0/manifests.yaml",
-    "ScaledObject": f"--server-side -f {_KEDA}",
-}
-"""Arguments of `kubectl apply` that install the CustomResourceDefinition, by kind."""
-_FIELDS = {"gateway": "spec.gateway", "keda": "spec.autoscaling.keda"}
-"""The spec field that needs each integration."""
 _MESSAGES = {
     Reason.KIND_NOT_INSTALLED: "exposed.not_installed",
     Reason.INTEGRATION_DISABLED: "exposed.disabled",
@@ -110,7 +88,7 @@ def _ready(observed: Observation, crashes: Crashes, judged: Mapping[str, Verdict
         return _of_parts(observed, judged)
     if progress.reason == Reason.SCALED_TO_ZERO:
         return Verdict(TRUE, Reason.SCALED_TO_ZERO, say("ready.scaled_to_zero"))
-    if (crash := judged.get(CRASHED)) is not None:
+    if (crash := judged.get(conditions.CRASHED)) is not None:
         return Verdict(FALSE, crash.reason, partly(observed, _crash_in_short(observed, crashes)))
     if cache is not None and cache.reason in CLAIM_PROBLEMS:
         return Verdict(FALSE, cache.reason, cache.message)
@@ -145,11 +123,11 @@ def available(observed: Observation) -> Verdict:
 def stalled(observed: Observation, judged: Mapping[str, Verdict], *, is_unrecoverable: bool) -> Verdict | None:
     """Judge Stalled: why waiting cannot help. None if it may help: a new node, a volume or another user may fix the problem."""
     if observed.outcome.accepted.status is FALSE:
-        return Verdict(TRUE, judged[READY].reason, observed.messages.say("stalled.not_accepted"))
+        return Verdict(TRUE, judged[conditions.READY].reason, observed.messages.say("stalled.not_accepted"))
     if observed.resource.is_rolled_back_by_operator:
         return Verdict(TRUE, Reason.ROLLED_BACK, observed.messages.say("stalled.rolled_back"))
     if is_unrecoverable:
-        return Verdict(TRUE, judged[CRASHED].reason, observed.messages.say("stalled.crash"))
+        return Verdict(TRUE, judged[conditions.CRASHED].reason, observed.messages.say("stalled.crash"))
     return None
 
 
@@ -264,31 +242,26 @@ def _done(observed: Observation, decided: RemediationStatus, crash: CrashStatus)
 def judge_parts(observed: Observation) -> dict[str, Verdict]:
     """Judge Isolated, Exposed, Autoscaled and Protected: the first problem of each, else that it is in effect if the spec asks for it."""
     say, resource, spec = observed.messages.say, observed.resource, observed.resource.spec
-    found = [(ISOLATED if it.kind == _POLICY else EXPOSED, it) for it in observed.exposure.problems]
-    found += [(PROTECTED if it.kind == _BUDGET else AUTOSCALED, it) for it in observed.scaling]
+    found = [(conditions.ISOLATED if it.kind == _POLICY else conditions.EXPOSED, it) for it in observed.exposure.problems]
+    found += [(conditions.PROTECTED if it.kind == _BUDGET else conditions.AUTOSCALED, it) for it in observed.scaling]
     judged = {type: _judge(observed, problem) for type, problem in reversed(found)}
     if observed.exposure.awaits_gateway:
         text = say("exposed.not_accepted", deployment=resource.metadata.name, namespace=resource.metadata.namespace)
-        judged.setdefault(EXPOSED, Verdict(FALSE, Reason.ROUTE_NOT_ACCEPTED, text))
+        judged.setdefault(conditions.EXPOSED, Verdict(FALSE, Reason.ROUTE_NOT_ACCEPTED, text))
     kinds, scales = [kind for made in render_exposure(resource) if (kind := made["kind"]) != _POLICY], spec.autoscaling
+    budget = render_disruption_budget(resource)
     scaler = "ScaledObject" if scales is not None and scales.keda is not None else "HorizontalPodAutoscaler"
     in_effect = {
-        ISOLATED: say("isolated.in_effect") if spec.network_policy is not None else "",
-        EXPOSED: say("exposed.in_effect", kinds=kinds) if kinds else "",
-        AUTOSCALED: say("autoscaled.in_effect", kind=scaler, most=scales.max_replicas) if scales is not None else "",
-        PROTECTED: say("protected.in_effect", serving=observed.serving) if render_disruption_budget(resource) is not None else "",
+        conditions.ISOLATED: say("isolated.in_effect") if spec.network_policy is not None else "",
+        conditions.EXPOSED: say("exposed.in_effect", kinds=kinds) if kinds else "",
+        conditions.AUTOSCALED: say("autoscaled.in_effect", kind=scaler, most=scales.max_replicas) if scales is not None else "",
+        conditions.PROTECTED: say("protected.in_effect", serving=observed.serving) if budget is not None else "",
     }
     return {type: Verdict(TRUE, Reason.IN_EFFECT, text) for type, text in in_effect.items() if text} | judged
 
 
 def _judge(observed: Observation, problem: ObjectProblem) -> Verdict:
-    text = observed.messages.say(
-        _MESSAGES.get(problem.reason, "exposed.refused"),
-        kind=problem.kind,
-        detail=problem.detail,
-        manifests=_MANIFESTS.get(problem.kind),
-        field=_FIELDS.get(problem.detail),
-    )
+    text = observed.messages.say(_MESSAGES.get(problem.reason, "exposed.refused"), kind=problem.kind, detail=problem.detail)
     return Verdict(FALSE, problem.reason, text)
 
 
