@@ -15,6 +15,8 @@ ROOT_PAGES = {
     "examples/README.md": "examples.md",
     "charts/vllm-operator/README.md": "chart.md",
 }
+REASON = re.compile(r"^\| (?P<about>[A-Z][^|`]*) \| `(?P<name>\w+)` \| (?P<meaning>.*) \|$", re.MULTILINE)
+CRASH = re.compile(r"^\| `(?P<name>\w+)` \| (?:fatal|degraded|benign) \| (?P<cause>.*?) \| (?P<remedy>.*?) \| .* \|$", re.MULTILINE)
 LINK = re.compile(r"(\]\()([^)#\s:]+)((?:#[^)\s]*)?\))")
 
 
@@ -23,7 +25,20 @@ def on_files(files: Files, config: Any) -> Files:
     for source, page in ROOT_PAGES.items():
         text = (ROOT / source).read_text("utf-8")
         files.append(File.generated(config, page, content=with_links(text, posixpath.dirname(source), "", config["repo_url"])))
+    for name, text in reason_pages().items():
+        files.append(File.generated(config, f"r/{name}.md", content=f"# {name}\n\n{text}\n"))
     return files
+
+
+def reason_pages() -> dict[str, str]:
+    """Return the text of a short page about each reason of a condition and each known crash. Messages of conditions link to them."""
+    reasons = REASON.finditer((ROOT / "docs/conditions.md").read_text("utf-8"))
+    crashes = CRASH.finditer((ROOT / "docs/signatures.md").read_text("utf-8"))
+    after = "What to do by symptom: [troubleshooting](../troubleshooting.md)."
+    return {
+        **{it["name"]: f"{it['about']}. {it['meaning']}\n\nSee [all conditions](../conditions.md). {after}" for it in reasons},
+        **{it["name"]: f"{it['cause']}\n\n{it['remedy']}\n\nSee [known crashes](../signatures.md). {after}" for it in crashes},
+    }
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:

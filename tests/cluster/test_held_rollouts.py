@@ -76,7 +76,7 @@ async def test_a_rollout_that_needs_the_gpus_of_the_pod_that_it_replaces_begins(
     done = await served.wait_for("VLLMDeployment", "llama", lambda it: has("Ready", "True")(it) and it["status"]["observedGeneration"] == 2)
     assert "vLLM 0.24.0" in done["status"]["plan"]
     skipped = await served.wait_for_event("llama", "CachesNotCompiled")
-    assert skipped["message"].endswith("only (ReadWriteOnce), which has too few GPUs for another Pod.")
+    assert "only (ReadWriteOnce), which has too few GPUs for another Pod." in skipped["message"]
 
 
 async def test_proceed_stops_the_serving_pod(

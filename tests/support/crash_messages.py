@@ -22,4 +22,4 @@ def said(crash: Crash) -> str:
 def says_the_whole_remedy(crash: Crash) -> bool:
     """Whether the condition has the remedy word for word, and nothing in it is masked as a secret."""
     remedy, message = wording.clean(crash.remedy or "", 1000), said(crash)
-    return "***" not in remedy and remedy.rstrip(".") in message and len(message) <= wording.MESSAGE_LIMIT
+    return "***" not in remedy and remedy.rstrip(".") in message and len(message.partition(" (See ")[0]) <= wording.MESSAGE_LIMIT

@@ -33,7 +33,7 @@ CRASHES = {
         "Crashed",
         "True",
         "MigUuidNotInteger",
-        ("crashed 3 times", "exit code 1", "MIG UUID", "What to do: remove CUDA_VISIBLE_DEVICES", "issues/41849"),
+        ("crashed 3 times", "exit code 1", "MIG UUID", "What to do: remove CUDA_VISIBLE_DEVICES", "/r/MigUuidNotInteger"),
     ),
     "a known crash is the summary": Situation(
         o.observe(o.crashed_pod(), states={X1: crashed_state()}),

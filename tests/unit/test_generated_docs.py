@@ -14,6 +14,7 @@ import generate_chart
 import generate_docs
 import site_pages
 from vllm_operator.api import conditions
+from vllm_operator.status.knowledge import load_knowledge
 
 ROOT = generate_docs.ROOT
 PAGES = [
@@ -106,6 +107,18 @@ def places(entries: list[dict[str, Any]]) -> Iterator[str]:
 def test_a_link_leads_to_the_site_or_else_to_the_repository(page: str, link: str, want: str) -> None:
     root, _, folder = page.partition("/")
     assert site_pages.with_links(link, root, folder, "https://repository") == want
+
+
+def test_every_reason_to_which_a_message_links_has_a_page() -> None:
+    startup = load_knowledge()
+    reported = {
+        name
+        for name, _, group in generate_docs._documented(conditions.Reason)
+        if group not in ("status.cache", conditions.NOT_REPORTED_REASONS)
+    }
+    names = {getattr(conditions.Reason, name) for name in reported} | {signature.id for signature in startup.startup.signatures}
+    assert names <= site_pages.reason_pages().keys()
+    assert all(text.count("\n\n") >= 1 for text in site_pages.reason_pages().values())
 
 
 def test_every_reason_that_is_reported_has_a_meaning() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from support import observations as o
 from support.crash_messages import said, says_the_whole_remedy
-from vllm_operator.api.conditions import find_condition
+from vllm_operator.api.conditions import PAGES, find_condition
 from vllm_operator.catalog.startup import Sample, Severity, load_signature_samples
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.status.knowledge import load_knowledge
@@ -27,7 +27,8 @@ def test_a_known_crash_is_reported_in_full_within_its_limit(sample: Sample) -> N
     assert crashed is not None
     assert status.last_crash is not None
     assert state.crash is not None
-    assert len(crashed.message) <= 500
+    assert len(crashed.message.partition(" (See ")[0]) <= 500
+    assert crashed.message.endswith(f" (See {PAGES}/{sample.signature})")
     assert status.last_crash.cause or status.last_crash.signature in crashed.message
     if state.crash.remedy:
         assert "What to do: " in crashed.message
@@ -59,7 +60,7 @@ def test_the_record_of_a_crash_in_force_leaves_out_what_the_condition_says() -> 
     assert over is not None
     assert parser.final_state.crash is not None
     assert (over.cause, over.remedy) == (parser.final_state.crash.cause, parser.final_state.crash.remedy)
-    assert over.reference == parser.final_state.crash.reference
+    assert over.reference == f"{PAGES}/MigUuidNotInteger"
 
 
 @pytest.mark.parametrize(

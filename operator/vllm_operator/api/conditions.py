@@ -14,6 +14,7 @@ kstatus, which Flux and other tools use, reads `Ready`, `Stalled` and `status.ob
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from vllm_operator import __version__
 from vllm_operator.api.status import Condition, ConditionStatus
 
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
@@ -53,6 +54,8 @@ WHILE_ASKED = (ISOLATED, EXPOSED, AUTOSCALED, PROTECTED, CACHE_PUBLISHED)
 """Normal-true conditions that are set while the spec asks for what they are about."""
 ORDER = (*ALWAYS, *WHILE_TRUE, *WHILE_ASKED)
 """Order in which conditions are shown."""
+PAGES = f"https://vllm-operator.github.io/vllm-operator/{__version__.rpartition('.')[0]}/r"
+"""Address of the pages about reasons, in the documentation of this version (`hack/site_pages.py`)."""
 NOT_REPORTED_REASONS = "Not reported"
 """Group of the reasons that no condition has."""
 
@@ -258,6 +261,7 @@ class Reason:
     """The current spec cannot be rolled out without a plan."""
 
 
+_REASONS = frozenset(value for name, value in vars(Reason).items() if name.isupper())
 REFUSALS = (
     Reason.INVALID_SPEC,
     Reason.VERSION_UNKNOWN,
@@ -303,10 +307,20 @@ def set_conditions(previous: Sequence[Condition], verdicts: Mapping[str, Verdict
             last_transition_time=(before[type].last_transition_time if type in before and before[type].status == verdict.status else None)
             or now,
             reason=verdict.reason,
-            message=verdict.message,
+            message=_with_link(type, verdict),
         )
         for type, verdict in verdicts.items()
     )
+
+
+def _with_link(type: str, verdict: Verdict) -> str:
+    """Return the message with the page about its reason, if the condition is not as it normally is. Messages about crashes have a link.
+
+    Available has none: while it is False, Ready says why.
+    """
+    is_normal = (verdict.status is TRUE) is (type not in WHILE_TRUE) or type == AVAILABLE
+    has_none = is_normal or verdict.reason not in _REASONS or " (See https://" in verdict.message
+    return verdict.message if has_none else f"{verdict.message} (See {PAGES}/{verdict.reason})"
 
 
 def sort_conditions(conditions: Iterable[Condition]) -> list[Condition]:

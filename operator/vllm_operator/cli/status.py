@@ -178,6 +178,7 @@ class _StatusPage:
             self._add("Serves", self._message(AVAILABLE) if serves else "")
         if not is_crashed:
             self._add_command()
+            self._add_link(READY)
         self._add_start()
         if is_crashed:
             self._add_crash()
@@ -201,7 +202,14 @@ class _StatusPage:
         return named(self.status, condition, "conditions").get("status") == "True"
 
     def _message(self, condition: str) -> str:
+        return _LINK.sub("", self._said(condition))
+
+    def _said(self, condition: str) -> str:
         return text(named(self.status, condition, "conditions"), "message")
+
+    def _add_link(self, condition: str) -> None:
+        link = _LINK.search(self._said(condition))
+        self._add("See", link[1] if link else "", Style.DIM)
 
     def _state(self) -> str:
         """Return the message of the condition that Ready refers to, else the one of Ready."""
@@ -234,9 +242,7 @@ class _StatusPage:
         return f", {since} ago" if since else ""
 
     def _add_crash(self) -> None:
-        message = _COMMAND_IN_STATUS.sub("", self._message(CRASHED))
-        link = _LINK.search(message)
-        cause, _, remedy = _LINK.sub("", message).partition(" What to do: ")
+        cause, _, remedy = _COMMAND_IN_STATUS.sub("", self._message(CRASHED)).partition(" What to do: ")
         name = text(named(self.status, CRASHED, "conditions"), "reason")
         what, _, why = cause.partition(f" ({name}). ")  # the Pod and how often, then the cause
         said = (f"{name}{self._since_crash()}.", f"{what}." if why else "", self._message(READY).partition(_SEE_CRASHED)[2])
@@ -244,7 +250,7 @@ class _StatusPage:
         self._add("Cause", text(self.last, "cause") or why or cause)
         self._add("What to do", text(self.last, "remedy") or remedy, Style.BOLD)
         self._add_command()
-        self._add("See", link[1] if link else "", Style.DIM)
+        self._add_link(CRASHED)
         self._add("Log", clean(text(self.last, "excerpt")), Style.DIM)
 
     def _add_gpu(self) -> None:

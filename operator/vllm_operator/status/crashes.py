@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from vllm_operator.api import reading
-from vllm_operator.api.conditions import CRASHED, TRUE, Reason, find_condition
+from vllm_operator.api.conditions import CRASHED, PAGES, TRUE, Reason, find_condition
 from vllm_operator.api.status import CrashStatus
 from vllm_operator.catalog.startup import Signature
 from vllm_operator.catalog.templates import fill_in
@@ -264,7 +264,7 @@ def _status(
         signature=wording.clean(crash.signature, 128),
         cause=cause,
         remedy=remedy or None,
-        reference=_link(crash.reference),
+        reference=_page(observed.knowledge.signatures.get(crash.signature), crash.reference),
         pod=view.name,
         node=view.node or None,
         exit_code=code,
@@ -358,8 +358,11 @@ def _restore(crash: CrashStatus, signatures: Mapping[str, Signature]) -> CrashSt
     captures = max(({name: value for name, value in groups.items() if value is not None} for groups in found), key=len, default={})
     values = [(name, value) for name, value in captures.items() if value]
     cause, remedy = (wording.clean(fill_in(text, values), 1000) for text in (signature.cause, signature.remedy))
-    return crash.model_copy(update={"cause": cause, "remedy": remedy or None, "reference": _link(signature.reference)})
+    return crash.model_copy(update={"cause": cause, "remedy": remedy or None, "reference": _page(signature, None)})
 
 
-def _link(reference: str | None) -> str | None:
+def _page(signature: Signature | None, reference: str | None) -> str | None:
+    """Return the address of the page about a signature: in the documentation, or what the administrator's signature refers to."""
+    if signature is not None and not signature.is_user_defined:
+        return f"{PAGES}/{signature.id}"
     return wording.clean(reference, 500) if reference is not None and reference.startswith("https://") else None

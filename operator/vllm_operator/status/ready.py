@@ -221,11 +221,14 @@ def _crash_text(
         "remedy": "" if decided.state == "Applied" else crash.remedy or "",  # the operator is trying it
         "done": _done(observed, decided, crash),
         "suggested": f"status.{field}.command" if decided.command else "",
-        "reference": (crash.reference or "")[:120] if (crash.reference or "").startswith("https://") else "",
     }
-    # the remedy is more important than where flags belong, and than what is also in status.lastCrash: reference, command, the whole cause
-    whole, bare = len(facts["cause"]), {"reference": "", "suggested": ""}
-    for least, said in ((whole, {"names_fields": True}), (whole, {}), (whole, {"reference": ""}), (100, {"suggested": ""}), (100, bare)):
+    return f"{_fit_crash(observed, facts)}{f' (See {crash.reference})' if crash.reference else ''}"
+
+
+def _fit_crash(observed: Observation, facts: dict[str, Any]) -> str:
+    # the remedy is more important than where flags belong, and than what is also in status.lastCrash: the command, the whole cause
+    whole, bare = len(facts["cause"]), {"suggested": ""}
+    for least, said in ((whole, {"names_fields": True}), (whole, {}), (100, bare)):
         text = observed.messages.say("crash.one", limit=8 * wording.MESSAGE_LIMIT, **facts | said)
         if (room := whole + wording.MESSAGE_LIMIT - len(text)) >= min(least, whole):
             return observed.messages.say("crash.one", **facts | said | {"cause": wording.shorten(facts["cause"], room)})
