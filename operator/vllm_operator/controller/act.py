@@ -33,7 +33,7 @@ from vllm_operator.kube.client import ClusterClient, ClusterError, Conflict, For
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.pinning import rollbacks_to_try
 from vllm_operator.rendering.revision import applied_revision, find_revision, with_applied_revision
-from vllm_operator.status.observation import NO_EXPOSURE, Exposure, ObjectProblem
+from vllm_operator.status.observation import Exposure, ObjectProblem
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class ActionResult:
     jobs: list[Manifest] = field(default_factory=list)
     """Live Jobs that have no Pod, or no Pod that is bound to a node. They may have failed."""
     applied: Applied = field(default_factory=Applied)
-    exposure: Exposure = NO_EXPOSURE
+    exposure: Exposure = field(default_factory=Exposure)
     scaling: tuple[ObjectProblem, ...] = ()
     """Why the PodDisruptionBudget or the autoscaler has no effect."""
 

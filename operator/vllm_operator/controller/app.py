@@ -293,7 +293,6 @@ class Operator:
             self._start("observed Pods", self.observer.run())
 
     async def _work(self) -> None:
-        """Reconcile as soon as all objects are known."""
         await self.updater.loaded.wait()
         self.readiness.clear_missing("first list")
         log.info("serving %s", self._settings.scope)
@@ -348,7 +347,6 @@ class Operator:
         self.updater.notice(kind, manifest, deleted=deleted)
 
     def _stuck(self) -> str | None:
-        """Return why the operator should be restarted; None if it works."""
         if (seconds := self.queue.longest_processing_seconds()) > STUCK_SECONDS:
             return f"a reconciliation has been going on for {seconds:.0f} s"
         if (seconds := self.queue.stalled_seconds()) > STUCK_SECONDS:

@@ -135,7 +135,6 @@ class ModelConfigs:
             return HubAnswer(trouble=f"The model hub could not be asked ({type(error).__name__}).")
 
     async def _token(self, namespace: str, secret: str, name: str) -> str:
-        """Read a token from a Secret. Raises _TokenError."""
         try:
             data = (await self.client.get(SECRET, secret, namespace)).get("data") or {}
         except Forbidden:

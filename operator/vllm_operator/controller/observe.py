@@ -409,7 +409,6 @@ class Observer:
 
 
 def _may_roll_out(snapshot: Snapshot) -> bool:
-    """Return whether Pods may be replaced."""
     resource, revision, deployment = snapshot.resource, snapshot.resource.status.revision, snapshot.deployment
     if deployment is None or (revision is None and not snapshot.pods):
         return False

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import Reason, Verdict
-from vllm_operator.api.labels import FIELD_MANAGER, REPLAN_ANNOTATION, ROLLBACK_ANNOTATION
+from vllm_operator.api.labels import FIELD_MANAGER, REPLAN_ANNOTATION
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import ConditionStatus
@@ -32,6 +32,7 @@ from vllm_operator.rendering.revision import (
     read_revision,
     render_revision,
 )
+from vllm_operator.status.knowledge import load_messages
 
 log = logging.getLogger(__name__)
 
@@ -64,18 +65,12 @@ class PlanStore:
             plan = await self._find(resource, current)
             return resource.with_pinned(latest if is_new and not is_in_force(plan, resource) else plan)
         except Forbidden as error:
-            message = (
-                f"The operator may not {error.verb} {error.resource}, so it cannot read the current plan. Allow it in its ClusterRole."
-            )
+            message = load_messages().say("revision.forbidden", verb=error.verb, resource=error.resource)
             return Verdict(ConditionStatus.UNKNOWN, Reason.PERMISSION_MISSING, message)
         except RevisionError as error:
             is_requested = resource.status.replan_token != resource.metadata.annotations.get(REPLAN_ANNOTATION)
             if deployment is not None and not is_requested:
-                message = (
-                    f"{error}. The Pods keep running, and nothing is changed. To make a new plan, which may restart the Pods, set the "
-                    f"annotation {REPLAN_ANNOTATION} to any new value."
-                )
-                return Verdict(ConditionStatus.FALSE, Reason.REVISION_UNUSABLE, message)
+                return Verdict(ConditionStatus.FALSE, Reason.REVISION_UNUSABLE, load_messages().say("revision.unusable", why=error))
             log.info("making a new plan: %s", error)
             return resource
 
@@ -89,12 +84,7 @@ class PlanStore:
             return earlier.model_copy(update={"is_rolled_back_by_operator": by_operator})
         except (RevisionError, ValidationError) as error:
             why = error if isinstance(error, RevisionError) else f"ControllerRevision {name} has a spec of another version of the operator"
-            to_end = (
-                f"set the annotation {REPLAN_ANNOTATION} to any new value"
-                if by_operator
-                else f"remove the annotation {ROLLBACK_ANNOTATION}"
-            )
-            message = f"{why}. Nothing is changed. Roll back to another revision, or {to_end}."
+            message = load_messages().say("revision.no_way_back", why=why, by_operator=by_operator)
             return Verdict(ConditionStatus.FALSE, Reason.REVISION_UNUSABLE, message)
 
     async def find(self, resource: VLLMDeployment, name: str) -> Plan | None:
@@ -152,7 +142,6 @@ class PlanStore:
             self.count("delete", REVISION.kind)
 
     async def _find(self, resource: VLLMDeployment, name: str) -> Plan:
-        """Return a plan by the name of its revision. Raises RevisionError."""
         key = (resource.metadata.uid, name)  # a status may name the revision of another object
         plan = self._plans.get(key)
         if plan is None:

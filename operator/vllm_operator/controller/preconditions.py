@@ -170,7 +170,6 @@ class Preconditions:
             await asyncio.sleep(self.retry_seconds)
 
     async def _run(self, *checks: Callable[[], Awaitable[None]]) -> None:
-        """Run checks, and update the readiness: whether the API server answers and accepts the credentials."""
         missing: dict[str, str] = {}
         try:
             for check in checks:

@@ -131,7 +131,6 @@ class ExplanationReader:
         )
 
     async def _holders(self, namespace: str, claims: Sequence[Manifest]) -> Mapping[str, tuple[ClaimHolder, ...]]:
-        """Return the Pods that keep PVCs from being deleted, by the name of the PVC."""
         names = [str(claim["metadata"]["name"]) for claim in claims if is_terminating(claim)]
         pods = await self._client.find(POD, namespace) if names else ()
         orphaned = [await self._uid_of_orphaned(job, namespace) for name in names for job in sorted(find_jobs(name, pods))]

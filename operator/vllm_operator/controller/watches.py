@@ -17,7 +17,7 @@ import aiohttp
 import kopf
 from kubernetes.aio.client.configuration import Configuration
 
-from vllm_operator.kube.api_client import TIMEOUT_SECONDS
+from vllm_operator.kube.api_client import PAGE, TIMEOUT_SECONDS
 from vllm_operator.kube.client import Kind, Manifest, selector_of
 from vllm_operator.kube.connection import authorization, open_session
 
@@ -27,8 +27,6 @@ SESSION_SECONDS = 1.0
 """Minimum time between two sessions, because the API server may refuse each immediately."""
 IDLE_SECONDS = 0.05
 """Time for which kopf keeps the task and the last version of an object after an event."""
-PAGE = 50
-"""Page size of a list, in objects."""
 
 
 class _NoDiffBase(kopf.DiffBaseStorage):

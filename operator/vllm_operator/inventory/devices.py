@@ -7,7 +7,7 @@ from typing import Any
 
 from vllm_operator.api.reading import mapping, objects, read_count, read_mebibytes, read_text, sequence, text
 from vllm_operator.catalog.gpus import read_version
-from vllm_operator.inventory.node_labels import valid_architecture
+from vllm_operator.inventory.node_labels import PREFIX, valid_architecture
 from vllm_operator.inventory.pools import GPU_DEVICE_CLASS, MIG_DEVICE_CLASS, Pool, Source, Usage
 from vllm_operator.pods.view import instance_of
 
@@ -15,7 +15,6 @@ DRIVER = "gpu.nvidia.com"
 TEXT_LENGTH = 64
 """Maximum length of an attribute in Kubernetes."""
 UNKNOWN_PROFILE = "unknown"
-PREFIX = "nvidia.com/"
 ENDED = ("Succeeded", "Failed")
 
 Owner = tuple[str, str]

@@ -324,7 +324,6 @@ class KubeClient:
         return True
 
     def _error(self, response: aiohttp.ClientResponse, data: bytes, verb: str, resource: str) -> ClusterError:
-        """Return the error for an unsuccessful response."""
         if response.status in (401, 403):
             if time.monotonic() - self._lost_at < RETURNING_SECONDS:
                 return Unavailable(f"The API server is back after an outage and still refuses to {verb} {resource}")

@@ -165,8 +165,6 @@ def describe(signature: Signature, line: str, known: Sequence[tuple[str, str]], 
         remedy=fill_in(signature.remedy, known),
         reference=signature.reference,
         line=line,
-        retryable=signature.retryable,
-        auto_safe=signature.auto_safe,
         **details,
     )
 
@@ -324,7 +322,6 @@ class _Findings:
         return self.failed or self.records - evidence.records <= _RECORDS_AFTER
 
     def _ended_from_outside(self) -> Evidence | None:
-        """Return the line that says that the failed process was ended from outside."""
         return next((each for each in self.evidence.values() if each.overrules and self._counts(each)), None)
 
     def _is_overruled(self, evidence: Evidence) -> bool:

@@ -89,7 +89,6 @@ class StartupParser:
                     self._line(record)
 
     def _updates(self, raw: str) -> None:
-        """Parse a line in which a bar was updated."""
         before, _, updates = raw.partition("\r")
         process = process_before_bar(before)
         if before and process is None:

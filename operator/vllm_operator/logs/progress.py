@@ -129,14 +129,12 @@ def allowed_silence_seconds(stage: Stage, knowledge: StartupKnowledge) -> int | 
 
 
 def infer_silence(state: StartupState, now: datetime, knowledge: StartupKnowledge) -> StartupState:
-    """Return the state with `silent_stage_inferred` and `detail` set if the engine probably compiles kernels."""
+    """Return the state with `silent_stage_inferred` set if the engine probably compiles kernels."""
     stages = knowledge.stages
-    silent = (
+    is_silent = (
         state.crash is None
         and state.stage.value in stages.silent_stages
         and silence_seconds(state, now) >= stages.silent_after_seconds
         and any(part in backend.casefold() for _, backend in state.observed_backends for part in stages.silent_backends)
     )
-    if not silent:
-        return replace(state, silent_stage_inferred=False)
-    return replace(state, silent_stage_inferred=True, detail="probably compiling FlashInfer kernels, which logs nothing (inferred)")
+    return replace(state, silent_stage_inferred=is_silent)

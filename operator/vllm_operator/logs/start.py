@@ -188,7 +188,6 @@ class StartTracker:
             self._count(self._seen.stage, Progress(min(completed, total), total, meaning.progress), "")
 
     def _observe(self, meaning: LineMeaning, named: Mapping[str, str]) -> None:
-        """Record what the line says about the engine. `named` are the named groups of the pattern."""
         seen = self._seen
         changes: dict[str, Any] = {"has_arguments": True} if meaning.arguments else {}
         now = self._clock.now() if "took" in named and self._clock.given is None else None

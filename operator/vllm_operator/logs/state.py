@@ -50,8 +50,6 @@ class Crash:
     line_number: int | None = None  # from 1 in this log
     excerpt: str = ""
     captures: tuple[tuple[str, str], ...] = ()  # named groups of the pattern
-    retryable: bool = False
-    auto_safe: bool = False
     time: datetime | None = None  # of that line, if known
     family: str = ""  # for an error that matches no signature: the part of the engine that failed, an `id` of failures.yaml
 
@@ -124,7 +122,6 @@ class StartupState:
     stage: Stage = Stage.PROCESS_START
     is_stage_over: bool = False  # what follows has not logged anything yet
     progress: Progress | None = None
-    detail: str | None = None
     stage_since: datetime | None = None
     started_at: datetime | None = None
     last_line_at: datetime | None = None

@@ -127,7 +127,6 @@ def _resources(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
 
 
 def _rdma(resource: VLLMDeployment, plan: Plan) -> dict[str, str]:
-    """Return the RDMA devices of a Pod, as a resource with its quantity; empty if it needs none."""
     network = resource.spec.network
     return {network.rdma_resource: str(network.rdma_count or 1)} if plan.nodes and network and network.rdma_resource else {}
 

@@ -84,7 +84,6 @@ def _route(resource: VLLMDeployment, gateway: GatewaySpec) -> dict[str, Any]:
 
 
 def _selector(resource: VLLMDeployment, *, has_groups: bool) -> dict[str, Any]:
-    """Return the selector of the replicas, with their followers."""
     labels = selector_of(resource)
     if not has_groups:
         return {"matchLabels": labels}

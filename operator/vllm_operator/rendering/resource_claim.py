@@ -13,10 +13,9 @@ from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment, metadata_of
 from vllm_operator.api.spec import AcceleratorSpec, MigSpec
 from vllm_operator.catalog.gpus import capability_of
-from vllm_operator.inventory.devices import UNKNOWN_PROFILE
+from vllm_operator.inventory.devices import DRIVER, UNKNOWN_PROFILE
 from vllm_operator.inventory.pools import DEVICE_CLASSES
 
-DRIVER = "gpu.nvidia.com"
 REQUEST = "gpu"
 _ATTRIBUTES = f"device.attributes['{DRIVER}']"
 

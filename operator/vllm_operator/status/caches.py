@@ -6,7 +6,6 @@ that Pods fetched from a registry, and that were published to it.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -30,24 +29,19 @@ from vllm_operator.status.starts import known_stages, last_start, next_start_fin
 from vllm_operator.text import wording
 
 
-@dataclass(frozen=True, slots=True)
-class CacheLocation:
-    """The location of caches. `is_shared`: later Pods find the files of earlier ones, at least on the same node."""
+def locate_cache(observed: Observation) -> tuple[str, bool] | None:
+    """Return the location of the caches, and whether later Pods find the files of earlier ones, at least on the same node.
 
-    words: str
-    is_shared: bool
-
-
-def locate_cache(observed: Observation) -> CacheLocation | None:
-    """Return the location of the caches; None if they are on no volume."""
+    None if they are on no volume.
+    """
     if observed.claim_name is not None:
-        return CacheLocation(f"PVC {observed.claim_name}", is_shared=True)
+        return f"PVC {observed.claim_name}", True
     volume: Any = volume_at(template_spec(observed.deployment), CACHE_ROOT)
     if path := reading.text(volume, "hostPath", "path"):
-        return CacheLocation(f"{path} on the node", is_shared=True)
+        return f"{path} on the node", True
     if reading.mapping(volume, "ephemeral"):
-        return CacheLocation("the Pod's own PVC", is_shared=False)
-    return CacheLocation("an emptyDir of the Pod", is_shared=False) if "emptyDir" in volume else None
+        return "the Pod's own PVC", False
+    return ("an emptyDir of the Pod", False) if "emptyDir" in volume else None
 
 
 def cache_status(observed: Observation, damage: CacheDamage) -> CacheStatus | None:
@@ -83,13 +77,12 @@ def cache_verdict(observed: Observation, cache: CacheStatus | None, block: Start
     say = observed.messages.say
     if cache is None:
         return None
-    place = locate_cache(observed)
-    if place is None:
+    if (location := locate_cache(observed)) is None:
         return Verdict(FALSE, Reason.NO_CLAIM, say("cache.none"))
     if damage.is_quarantined:
-        text = say("cache.quarantined", place=place.words, key=cache.key, signature=damage.signature)
+        text = say("cache.quarantined", place=location[0], key=cache.key, signature=damage.signature)
         return Verdict(FALSE, Reason.QUARANTINED, text)
-    verdict = claim_verdict(observed) or _priming_verdict(observed, cache, block) or _last_start_verdict(observed, cache, place)
+    verdict = claim_verdict(observed) or _priming_verdict(observed, cache, block) or _last_start_verdict(observed, cache, *location)
     text = verdict.message
     for name, facts in _notes(observed, damage if verdict.status is not TRUE else CacheDamage()):
         text = observed.messages.fit(name, shrink=("text",), text=text, **facts)
@@ -165,7 +158,7 @@ def _priming_verdict(observed: Observation, cache: CacheStatus, block: StartupSt
     return Verdict(FALSE, Reason.COMPILING, said)
 
 
-def _last_start_verdict(observed: Observation, cache: CacheStatus, place: CacheLocation) -> Verdict:
+def _last_start_verdict(observed: Observation, cache: CacheStatus, place: str, is_shared: bool) -> Verdict:
     """Judge the last start. The state of the caches and the durations tell of one that loaded everything, or built everything."""
     start, artifact, previous = last_start(observed), _artifact_spec(observed), observed.previous.cache
     if start is not None and start.state.cache.is_warm:
@@ -173,12 +166,12 @@ def _last_start_verdict(observed: Observation, cache: CacheStatus, place: CacheL
     if start is not None and start.state.cache.is_cold:
         return Verdict(FALSE, Reason.MISS, "")
     if start is not None:
-        text = observed.messages.say("cache.partial", place=place.words, failures=start.state.cache.load_failures)
+        text = observed.messages.say("cache.partial", place=place, failures=start.state.cache.load_failures)
         return Verdict(FALSE, Reason.PARTIAL_HIT, text)
     if previous is not None and previous.reason == Reason.PARTIAL_HIT and previous.key == cache.key:
-        return Verdict(FALSE, Reason.PARTIAL_HIT, observed.messages.say("cache.partial", place=place.words, failures=0))
+        return Verdict(FALSE, Reason.PARTIAL_HIT, observed.messages.say("cache.partial", place=place, failures=0))
     repository = artifact.repository if artifact is not None else None
-    text = "" if place.is_shared else observed.messages.say("cache.per_pod", place=place.words, repository=repository)
+    text = "" if is_shared else observed.messages.say("cache.per_pod", place=place, repository=repository)
     return Verdict(UNKNOWN, Reason.NOT_REPORTED, text)
 
 
@@ -287,7 +280,6 @@ def cache_published(observed: Observation, artifact: ArtifactStatus | None) -> V
 
 
 def _note_about_fetch(observed: Observation) -> tuple[str, dict[str, Any]] | None:
-    """Return the message about the last fetch to append to the message, and its facts; None if there is none."""
     result, spec, plan, start = _newest_fetch(observed), _artifact_spec(observed), observed.outcome.plan, last_start(observed)
     if result is None or spec is None or plan is None or plan.cache_artifact is None or result.result == _PRESENT:
         return None

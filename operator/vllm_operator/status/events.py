@@ -132,7 +132,6 @@ def _identify(plan: Plan) -> tuple[int | None, str | None, str]:
 
 
 def _changed_messages(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
-    """Draft events about conditions that have one of these reasons and another message than before."""
     for type, reason, name, series in _BY_MESSAGE:
         now, before = _both(observed, status, type)
         if now is not None and now.reason == reason and (before is None or before.message != now.message):
@@ -163,7 +162,6 @@ def _stuck(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[Even
 
 
 def _measured(observed: Observation) -> Iterator[EventDraft]:
-    """Draft the event about a comparison after which the rollout has begun."""
     before = find_condition(observed.previous.conditions, READY)
     if before is None or before.reason != Reason.MEASURING or (observed.activity.gate is not None and observed.activity.gate.is_held):
         return

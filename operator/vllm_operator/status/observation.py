@@ -71,9 +71,6 @@ class Exposure:
     awaits_gateway: bool = False  # there is an HTTPRoute that no Gateway has accepted yet
 
 
-NO_EXPOSURE = Exposure()
-
-
 @dataclass(frozen=True, slots=True)
 class StallCheck:
     """Whether a start is stalled."""
@@ -219,7 +216,7 @@ class Observation:
     not_kept: tuple[str, ...] = ()  # applied fields of the Pod template that the API server or a webhook dropped or changed
     lacks_kind: bool = False  # whether LeaderWorkerSet is not installed, which the plan needs
     apply_error: str | None = None  # why the API server refused a child at the last attempt
-    exposure: Exposure = NO_EXPOSURE
+    exposure: Exposure = Exposure()
     scaling: tuple[ObjectProblem, ...] = ()  # why the PodDisruptionBudget or the autoscaler has no effect
     draining: tuple[DrainingPod, ...] = ()
 

@@ -94,7 +94,6 @@ def _completed(observed: Observation, before: RollbackStatus) -> RollbackStatus:
 
 
 def _failures(observed: Observation, revision: Manifest, crashes: Crashes, remediation: RemediationStatus | None) -> Iterator[Failure]:
-    """Yield the failures for which the revision is given up."""
     own = [it for it in crashes.in_force if it.reportable_at is None and _counts(observed, revision, it, remediation)]
     runs = sum(finding.run + 1 for finding in own)
     for finding in own:
@@ -117,7 +116,6 @@ def _is_of(revision: Manifest, view: PodFacts) -> bool:
 
 
 def _has_proved_itself(observed: Observation, revision: Manifest, at: datetime | None) -> bool:
-    """Return whether a revision had served for long enough at a time; None means now."""
     served, seconds = _served_at(revision), (observed.resource.spec.rollout or RolloutSpec()).prove_seconds
     prove = timedelta(seconds=DEFAULT_PROVE_SECONDS if seconds is None else seconds)
     return served is not None and (at or observed.now) - served >= prove
