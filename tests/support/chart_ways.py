@@ -58,8 +58,8 @@ WAYS: dict[str, Way] = {
     "observing": Way({"observe": {"enabled": True}, "settings": {"observe_pods": 500}}),
     "observing-two-namespaces": Way(
         {
-            "namespaces": ["models"],
-            "observe": {"enabled": True, "namespaces": ["kserve", "llm-d"], "labels": {"app": "vllm", "tier": "prod"}},
+            "namespaces": ["team-a"],
+            "observe": {"enabled": True, "namespaces": ["team-b", "platform"], "labels": {"app": "vllm", "tier": "prod"}},
         }
     ),
     "own-rules-for-two-namespaces": Way({"extraRules": [EXPERTS_RULE], "namespaces": ["team-a", "team-b"]}),
