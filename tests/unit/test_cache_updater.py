@@ -9,6 +9,7 @@ from support.fake_cluster import FakeCluster
 from support.operators import llama
 from vllm_operator.api import labels
 from vllm_operator.controller.object_cache import CacheUpdater, ObjectCache
+from vllm_operator.controller.queue import Priority
 from vllm_operator.kube.client import DEPLOYMENT, PRESET, VLLM_DEPLOYMENT, ClusterError, Unavailable
 
 KEY = ("default", "llama")
@@ -25,15 +26,17 @@ class World:
         self.cache = ObjectCache(self.cluster)
         self.updater = CacheUpdater(
             cache=self.cache,
-            changed=self._edit,
-            child_changed=self.keys.append,
-            resync=self.resynced.append,
+            add=self._add,
             settle_seconds=0.01,
         )
 
-    def _edit(self, key: tuple[str, str]) -> None:
+    def _add(self, key: tuple[str, str], priority: Priority) -> None:
+        if priority is Priority.RESYNC:
+            self.resynced.append(key)
+            return
         self.keys.append(key)
-        self.edited.append(key)
+        if priority is Priority.CHANGE:
+            self.edited.append(key)
 
     def begin_watches(self) -> None:
         for kind in KINDS:

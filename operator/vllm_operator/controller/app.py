@@ -147,13 +147,12 @@ class Operator:
             self.metrics.observe_leader(client.fence.is_open, lambda: leadership.since)
         self.queue: WorkQueue[Key] = WorkQueue()
         self.cache = ObjectCache(client)
-        child_changed = partial(self.queue.add, priority=Priority.EVENT)
         known, crashes = KnownCatalog.of(load_catalog()), KnownCrashes.of(load_startup())
         share = LogShare(parsed=self.metrics.log_parse_seconds.inc)
         self.followers = Followers(
             self.cache,
             make_parser=crashes.make_parser,
-            changed=child_changed,
+            changed=partial(self.queue.add, priority=Priority.EVENT),
             slots=Slots(settings.log_streams),
             restarted=self.metrics.task_restarts.labels("log").inc,
             share=share,
@@ -185,9 +184,7 @@ class Operator:
         client.refused = self.preconditions.recheck
         self.updater = CacheUpdater(
             cache=self.cache,
-            changed=self.queue.add,
-            child_changed=child_changed,
-            resync=partial(self.queue.add, priority=Priority.RESYNC),
+            add=self.queue.add,
             namespaces=settings.namespaces,
             seconds=settings.resync_seconds,
         )

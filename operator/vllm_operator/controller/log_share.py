@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 SHARE = 1 / 3
 """Fraction of the event loop's time for all logs together."""
@@ -112,23 +112,19 @@ class _Turn:
     done: asyncio.Future[None]
 
 
+@dataclass(eq=False, kw_only=True)
 class LogShare:
-    """Runs the steps of all logs, one after another."""
+    """Runs the steps of all logs, one after another. `parsed` is called with the seconds of each step; `clock` returns seconds."""
 
-    def __init__(
-        self,
-        *,
-        share: float = SHARE,
-        parsed: Callable[[float], None] = lambda seconds: None,
-        clock: Callable[[], float] = time.perf_counter,
-        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-    ) -> None:
-        """Initialize. `share` is a fraction of the time; `parsed` is called with the seconds of each step; `clock` returns seconds."""
-        self._share, self._parsed, self._clock, self._sleep = share, parsed, clock, sleep
-        self._saved, self._saved_at = BURST_SECONDS, clock()
-        self._namespaces: dict[str, LogAccount] = {}
-        self._waiting: list[_Turn] = []
-        self._server: asyncio.Task[None] | None = None
+    parsed: Callable[[float], None] = lambda seconds: None
+    clock: Callable[[], float] = time.perf_counter
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+    _namespaces: dict[str, LogAccount] = field(default_factory=dict)
+    _waiting: list[_Turn] = field(default_factory=list)
+    _server: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
+        self._saved, self._saved_at = BURST_SECONDS, self.clock()
 
     async def run(self, account: LogAccount, step: Callable[[], None]) -> None:
         """Run a step of a log when it has its turn. Raises errors of the step."""
@@ -140,7 +136,7 @@ class LogShare:
 
     async def _serve(self) -> None:
         while True:
-            await self._sleep(self._pause_seconds())  # even 0 s lets other tasks run between two steps
+            await self.sleep(self._pause_seconds())  # even 0 s lets other tasks run between two steps
             self._waiting = [turn for turn in self._waiting if not turn.done.done()]  # the reader may have been cancelled
             if not self._waiting:
                 self._server = None
@@ -148,12 +144,12 @@ class LogShare:
             self._serve_one()
 
     def _pause_seconds(self) -> float:
-        now = self._clock()
-        self._saved, self._saved_at = min(BURST_SECONDS, self._saved + (now - self._saved_at) * self._share), now
-        return max(0.0, -self._saved / self._share)
+        now = self.clock()
+        self._saved, self._saved_at = min(BURST_SECONDS, self._saved + (now - self._saved_at) * SHARE), now
+        return max(0.0, -self._saved / SHARE)
 
     def _serve_one(self) -> None:
-        began = self._clock()
+        began = self.clock()
         turn = self._next(began)
         self._waiting.remove(turn)
         try:
@@ -162,12 +158,12 @@ class LogShare:
             turn.done.set_exception(error)
         else:
             turn.done.set_result(None)
-        now = self._clock()
+        now = self.clock()
         took = now - began
         self._saved -= took
         turn.account.add(took, now)
         self._namespaces.setdefault(turn.account.namespace, LogAccount(turn.account.namespace)).add(took, now)
-        self._parsed(took)
+        self.parsed(took)
 
     def _next(self, now: float) -> _Turn:
         """Return the turn of the log that used the least time recently, by namespace and then by log; the first one of equals."""

@@ -23,6 +23,7 @@ from typing import Any, Unpack
 from vllm_operator.api import labels as names
 from vllm_operator.api import reading
 from vllm_operator.api.base import cut_depth
+from vllm_operator.controller.queue import Priority
 from vllm_operator.kube import client as kube
 from vllm_operator.kube.client import ClusterClient, ClusterError, Key, Kind, Manifest, Query, children_of, kind_of, selector_of
 from vllm_operator.pods.view import instance_of
@@ -211,12 +212,8 @@ class CacheUpdater:
     """
 
     cache: ObjectCache
-    changed: Callable[[Key], None]
-    """Called with the key of each VLLMDeployment that has changed, or whose preset has."""
-    child_changed: Callable[[Key], None]
-    """Called with the key of each VLLMDeployment of which a child has changed."""
-    resync: Callable[[Key], None]
-    """Called by `add_all`."""
+    add: Callable[[Key, Priority], None]
+    """Adds the key of a VLLMDeployment to the queue."""
     namespaces: Sequence[str] = ()
     seconds: float = 600.0
     """Interval in which all kinds are listed."""
@@ -240,7 +237,7 @@ class CacheUpdater:
         """Add the keys of all VLLMDeployments. Raises ClusterError."""
         for namespace in self.namespaces or (None,):
             for resource in await self.cache.find(kube.VLLM_DEPLOYMENT, namespace):
-                self.resync(name_of(resource))
+                self.add(name_of(resource), Priority.RESYNC)
 
     async def run(self, kinds: Sequence[Kind]) -> None:
         """Keep these kinds up to date in the cache until cancelled."""
@@ -271,9 +268,9 @@ class CacheUpdater:
             self.loaded.set()
 
     def _add(self, kind: Kind, key: Key) -> None:
-        notify = self.changed if kind in _KEYS else self.child_changed
+        priority = Priority.CHANGE if kind in _KEYS else Priority.EVENT
         for affected in self.cache.users_of(kind, key) if kind in _PRESETS else (key,):
-            notify(affected)
+            self.add(affected, priority)
 
 
 def key_of(kind: Kind, manifest: Manifest) -> Key | None:

@@ -40,19 +40,8 @@ from vllm_operator.controller.ownership import find_child, find_workload, is_of_
 from vllm_operator.controller.plan_store import PlanStore
 from vllm_operator.controller.user_data import KnownCrashes
 from vllm_operator.inventory.pools import Inventory
-from vllm_operator.kube.client import (
-    CLAIM,
-    JOB,
-    POD,
-    SERVICE,
-    ClusterClient,
-    ClusterError,
-    Forbidden,
-    Invalid,
-    LogRequest,
-    Manifest,
-    NotFound,
-)
+from vllm_operator.kube import client as kube
+from vllm_operator.kube.client import ClusterClient, ClusterError, Forbidden, Invalid, LogRequest, Manifest, NotFound
 from vllm_operator.kube.events import EventReader, record_event, shorten
 from vllm_operator.kube.recent import Recent
 from vllm_operator.pods.view import Phase, PodView, has_run, place_of
@@ -132,14 +121,14 @@ class ExplanationReader:
 
     async def _holders(self, namespace: str, claims: Sequence[Manifest]) -> Mapping[str, tuple[ClaimHolder, ...]]:
         names = [str(claim["metadata"]["name"]) for claim in claims if is_terminating(claim)]
-        pods = await self._client.find(POD, namespace) if names else ()
+        pods = await self._client.find(kube.POD, namespace) if names else ()
         orphaned = [await self._uid_of_orphaned(job, namespace) for name in names for job in sorted(find_jobs(name, pods))]
         return {name: find_holders(name, pods, frozenset(filter(None, orphaned))) for name in names}
 
     async def _uid_of_orphaned(self, job: str, namespace: str) -> str | None:
         """Return the UID of a Job without an owner; None if the Job is gone or has an owner."""
         try:
-            found = await self._client.get(JOB, job, namespace)
+            found = await self._client.get(kube.JOB, job, namespace)
         except (NotFound, Forbidden):
             return None
         return None if found["metadata"].get("ownerReferences") else str(found["metadata"]["uid"])
@@ -250,12 +239,12 @@ class Reporter:
         """
         resource, decision, applied = snapshot.resource, result.decision, result.applied
         name, states = resource.metadata.name, self.logs.states(snapshot.key)
-        claims = result.claims | {child["metadata"]["name"]: child for child in applied.children if child["kind"] == CLAIM.kind}
+        claims = result.claims | {child["metadata"]["name"]: child for child in applied.children if child["kind"] == kube.CLAIM.kind}
         claim, weights = claims.get(decision.claim_name or ""), claims.get(decision.weights_claim_name or "")
         live = tuple(it for it in (claim, weights) if it is not None)
         starts = await self.explanations.read(resource, snapshot.pods, live, result.jobs)
         # Pods can use an existing PVC whose change was refused.
-        unchanged = [it for it in applied.refusals if it.kind == CLAIM.kind and claims.get(it.name) in live]
+        unchanged = [it for it in applied.refusals if it.kind == kube.CLAIM.kind and claims.get(it.name) in live]
         errors = [str(it) for it in applied.refusals if it not in unchanged]
         errors += [f"The API server refused an object: {applied.failure}"] if isinstance(applied.failure, Forbidden | Invalid) else []
         notes = [_describe_refused_claim(it, claims[it.name]) for it in unchanged] or _claim_notes(snapshot, result)
@@ -269,7 +258,7 @@ class Reporter:
             now=starts.now,
             knowledge=self.crashes.reporting,
             deployment=find_workload(applied.children, name) or (None if of_earlier else deployment),
-            service=find_child(applied.children, SERVICE, name) or snapshot.child(SERVICE),
+            service=find_child(applied.children, kube.SERVICE, name) or snapshot.child(kube.SERVICE),
             claim=claim,
             claim_name=decision.claim_name,
             weights_claim=weights,
@@ -339,11 +328,11 @@ class Reporter:
         """Delete Pods whose start has stalled. The status already counts the restart, so that a killed operator does not count it twice."""
         for pod in pods:
             try:
-                await self.client.delete(POD, pod.name, namespace, uid=pod.uid)
+                await self.client.delete(kube.POD, pod.name, namespace, uid=pod.uid)
             except Forbidden as error:
                 log.warning("cannot delete the stalled Pod %s: %s", pod.name, error)
                 continue
-            self.metrics.wrote("delete", POD.kind)
+            self.metrics.wrote("delete", kube.POD.kind)
 
 
 def _facts(cache: CacheStatus | None) -> CacheStatus | None:

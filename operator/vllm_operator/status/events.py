@@ -11,21 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from vllm_operator.api import conditions, reading
-from vllm_operator.api.conditions import (
-    CRASHED,
-    FALSE,
-    HUNG,
-    NORMAL,
-    PLAN_DRIFTED,
-    READY,
-    REFUSALS,
-    WARNING,
-    WHILE_ASKED,
-    Change,
-    EventDraft,
-    Reason,
-    find_condition,
-)
+from vllm_operator.api.conditions import FALSE, NORMAL, WARNING, Change, EventDraft, Reason, find_condition
 from vllm_operator.api.labels import GATE_ANNOTATION
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.status import Condition, VLLMDeploymentStatus
@@ -47,15 +33,15 @@ _NOT_YET = (Reason.NOT_COMPILED, Reason.WAITING_FOR_ROLLOUT)
 _STUCK = (Reason.NO_PROGRESS, Reason.UNSCHEDULABLE, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CONFIG_FAILED, Reason.NODE_LOST)
 _BY_MESSAGE = (
     # the message may contain a port, an amount or the name of a Pod that differs at each attempt
-    (READY, Reason.APPLY_FAILED, "apply", "apply"),
-    (READY, Reason.POD_REFUSED, "refused", "refused"),
-    (PLAN_DRIFTED, Reason.ROLLED_BACK, "rollback", ""),
-    (HUNG, Reason.ENGINE_HUNG, "hung", "hung"),
+    (conditions.READY, Reason.APPLY_FAILED, "apply", "apply"),
+    (conditions.READY, Reason.POD_REFUSED, "refused", "refused"),
+    (conditions.PLAN_DRIFTED, Reason.ROLLED_BACK, "rollback", ""),
+    (conditions.HUNG, Reason.ENGINE_HUNG, "hung", "hung"),
 )
 """Conditions and reasons whose message alone identifies the occurrence; the name in the key, and the series."""
 
 
-_COMPLETE = (*ALL_STARTED, *REFUSALS, Reason.SCALED_TO_ZERO, Reason.APPLY_FAILED, Reason.OPERATOR_FAILED)
+_COMPLETE = (*ALL_STARTED, *conditions.REFUSALS, Reason.SCALED_TO_ZERO, Reason.APPLY_FAILED, Reason.OPERATOR_FAILED)
 """Reasons of Ready that do not tell of a rollout."""
 
 
@@ -104,7 +90,7 @@ def _both(observed: Observation, status: VLLMDeploymentStatus, type: str) -> tup
 def _planning(observed: Observation, status: VLLMDeploymentStatus, logged: Backends) -> Iterator[EventDraft]:
     generation, previous, plan = observed.resource.metadata.generation, observed.previous, observed.outcome.plan
     if plan is None:
-        now, before = _both(observed, status, READY)
+        now, before = _both(observed, status, conditions.READY)
         if now is not None and (before is None or (before.reason, previous.observed_generation) != (now.reason, generation)):
             yield EventDraft(WARNING, now.reason, now.message, f"{now.reason}-{generation}")
         return
@@ -123,7 +109,7 @@ def _planning(observed: Observation, status: VLLMDeploymentStatus, logged: Backe
 
 
 def _said_about_plan(status: VLLMDeploymentStatus) -> str:
-    drifted = find_condition(status.conditions, PLAN_DRIFTED)
+    drifted = find_condition(status.conditions, conditions.PLAN_DRIFTED)
     return drifted.message if drifted is not None else status.plan or ""
 
 
@@ -150,7 +136,7 @@ def _rollback(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[E
 
 
 def _stuck(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
-    now, before = _both(observed, status, READY)
+    now, before = _both(observed, status, conditions.READY)
     if now is not None and now.reason == Reason.ROLLOUT_HELD and (before is None or before.reason != now.reason):
         yield EventDraft(WARNING, now.reason, now.message, f"held-{observed.resource.metadata.generation}")
     if now is None or now.reason not in _STUCK or not observed.unhealthy:
@@ -162,7 +148,7 @@ def _stuck(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[Even
 
 
 def _measured(observed: Observation) -> Iterator[EventDraft]:
-    before = find_condition(observed.previous.conditions, READY)
+    before = find_condition(observed.previous.conditions, conditions.READY)
     if before is None or before.reason != Reason.MEASURING or (observed.activity.gate is not None and observed.activity.gate.is_held):
         return
     revision = find_revision(observed.revisions, observed.revision)
@@ -175,8 +161,8 @@ def _measured(observed: Observation) -> Iterator[EventDraft]:
 
 def _parts(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
     """Draft a warning for each part of the spec that is not in effect: when its reason changes, and again when all replicas serve."""
-    serves, served = (it is not None and it.reason in ALL_STARTED for it in _both(observed, status, READY))
-    for type in WHILE_ASKED:
+    serves, served = (it is not None and it.reason in ALL_STARTED for it in _both(observed, status, conditions.READY))
+    for type in conditions.WHILE_ASKED:
         now, before = _both(observed, status, type)
         if now is None or now.status is not FALSE or now.reason in (_NOT_YET if serves else (*_NOT_YET, Reason.ROUTE_NOT_ACCEPTED)):
             continue
@@ -196,7 +182,7 @@ def _crash(observed: Observation, crashes: Crashes) -> Iterator[EventDraft]:
 
 
 def _caches(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
-    cache, previous, (ready, _) = status.cache, observed.previous.cache, _both(observed, status, READY)
+    cache, previous, (ready, _) = status.cache, observed.previous.cache, _both(observed, status, conditions.READY)
     if cache is None:
         return
     reason = cache.reason if previous is None or previous.reason != cache.reason else None
@@ -238,9 +224,9 @@ def _avoided(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[Ev
 
 
 def _started(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
-    now, before = _both(observed, status, READY)
+    now, before = _both(observed, status, conditions.READY)
     ready = [view for view in observed.pod_facts if view.phase is Phase.READY]
-    if find_condition(status.conditions, CRASHED) is not None or now is None or now.reason not in ALL_STARTED or not ready:
+    if find_condition(status.conditions, conditions.CRASHED) is not None or now is None or now.reason not in ALL_STARTED or not ready:
         return
     was_complete = before is None or before.reason in _COMPLETE
     if was_complete and (observed.previous.ready_replicas or 0) >= observed.serving:
