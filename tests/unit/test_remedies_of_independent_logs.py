@@ -66,6 +66,33 @@ CASES = {
     "qwen35-ray-two-nodes-linear-attn-keyerror": ("20.linear_attn", "free GPUs"),
     "torch211-cuda-init-eats-vram": ("before the engine loaded any weights", "--max-num-seqs"),
     "weights-gguf-arch": ("safetensors", "--model-impl"),
+    "ascend-minimax-m3-indexer-out-of-bounds": ("not of a client", "value of a flag"),
+    "autotune-cuda-driver-device-not-ready": ("is not ready", "another backend"),
+    "dspark-draft-fc-size-mismatch": ("start without --speculative-config", "another export"),
+    "dspark-draft-inherits-fp8-ds-mla": ('"kv_cache_dtype": "auto" in --speculative-config', "set it to fp8"),
+    "encoder-cudagraph-empty-buffer-size-mismatch": ("encoder for images", "Set --enforce-eager for one start"),
+    "gb10-cu129-fp4-gemm-no-kernel-image": ("--linear-backend marlin", "newer image (Blackwell"),
+    "gb10-cutlass-fp8-gemm-caller-error-internal": ("--linear-backend", "new directory"),
+    "gb10-scaledmm-fp8-marlin-not-forced": ("Set VLLM_TEST_FORCE_FP8_MARLIN=1", "next lines"),
+    "gh200-fused-allreduce-rms-illegal": ("fuse_allreduce_rms", "newer image"),
+    "glm52-deepgemm-mqa-metadata-unsupported-arch-sm120": ("get_paged_mqa_logits_metadata", "VLLM_USE_DEEP_GEMM=0"),
+    "h200-fp16-with-fp8-kv-fa3-dtype": ("--dtype bfloat16", "LoRA"),
+    "kaggle-flashinfer-link-lcuda": ("LIBRARY_PATH", "ran out of memory"),
+    "kaito-mimo-mtp-runai-streamer": ("Remove --load-format runai_streamer", "Complete the download"),
+    "lora-cudagraph-capture-out-of-memory": ("0.85 GiB are left", "Lower --gpu-memory-utilization"),
+    "mi355x-aiter-top-k-renorm-memory-fault": ("VLLM_ROCM_USE_AITER=0", "speculative decoding"),
+    "neuron-execution-out-of-bounds": ("Execution Out-Of-Bounds Memory Access", "version of the package"),
+    "no-available-memory-for-cache-blocks-0251": ("was set to 0.0 GiB", "Give the Pod more memory"),
+    "r9700-aiter-unified-attn-gpu-hang-autotune": ("Start once with another --attention-backend", "out of service"),
+    "r9700-rocm10-image-old-host-driver-invalid-argument": ("AMD_SERIALIZE_KERNEL=3", "Xid"),
+    "rayon-thread-pool-would-block": ("limit of processes and threads", "tokenizer.json"),
+    "slurm-home-quota-inductor-cache": ("VLLM_CACHE_ROOT", "The volume"),
+    "spark-cicc-oom-silent": ("MAX_JOBS=1", "limits.memory"),
+    "spark-triton-load-during-capture-not-permitted": ("cudagraph_mode to PIECEWISE", "systemd"),
+    "tpu-qwix-int8-concrete-hbm": ("already quantized", "memory limit of the container"),
+    "tpu-util-095-program-does-not-fit": ("now 0.95", "--max-model-len"),
+    "util-015-second-engine-negative-kv-memory": ("6.54 GiB that are missing", "to 0.95"),
+    "weights-visual-not-in-checkpoint-kat-coder": ("--language-model-only", "another export"),
 }
 
 
@@ -101,3 +128,34 @@ def test_an_error_that_the_engine_survived_is_remarked_on(name: str, notice: str
     assert parser.final_state.crash is None
     (found,) = parser.notices_beside(None)
     assert (found.signature, said in (found.remedy or ""), not_said in (found.remedy or "")) == (notice, True, False)
+
+
+@pytest.mark.parametrize("name", ["l4-wna16-no-kernel-gemma4-w4a8", "gb10-scaledmm-fp8-marlin-not-forced", "kaggle-flashinfer-link-lcuda"])
+def test_the_next_lines_of_a_message_that_announces_them_are_shown(name: str) -> None:
+    crash = read_pasted((LOGS / f"{name}.log").read_text()).final_state.crash
+
+    assert crash is not None
+    assert any(reason in crash.line for reason in ("requires capability 90", "please set VLLM_TEST_FORCE", "cannot find -lcuda"))
+
+
+@pytest.mark.parametrize(
+    ("name", "hidden"),
+    [
+        ("good-gh200-sigterm-enginedead", "SharedMemoryBroadcastStall"),
+        ("nemotron-nano-nvfp4-no-kernel-image", "Nvfp4MoeMarlinFallbackOrCrash"),
+    ],
+    ids=["a stall while it loaded", "a kernel that was requested"],
+)
+def test_what_was_expected_is_not_remarked_on(name: str, hidden: str) -> None:
+    parser = read_pasted((LOGS / f"{name}.log").read_text())
+
+    assert hidden not in {each.signature for each in parser.notices_beside(parser.final_state.crash)}
+
+
+def test_an_error_before_a_stop_is_remarked_on_before_it() -> None:
+    parser = read_pasted((LOGS / "sleep-wake-up-out-of-memory-shared-gpu.log").read_text())
+
+    assert parser.final_state.crash is None
+    error, stop = parser.notices_beside(None)
+    assert (error.signature, stop.signature) == ("CudaOutOfMemory", "ServerToldToStop")
+    assert "no error before" not in stop.cause

@@ -34,26 +34,8 @@ TOLD_OTHERWISE = {
     "plugin-block-size-m.log": Verdict.PARTLY,  # a package that nothing is known about
     "b200-flashinfer-bf16-moe-autotune-coredump.log": Verdict.PARTLY,  # the line of the bar names the kernel
     "ascend-fia-v3-561002-transposekvcache.log": Verdict.UNKNOWN,  # the lines after the error name the operator
-    "gb10-cu129-fp4-gemm-no-kernel-image.log": Verdict.PARTLY,
-    "gb10-scaledmm-fp8-marlin-not-forced.log": Verdict.PARTLY,
-    "sleep-wake-up-out-of-memory-shared-gpu.log": Verdict.UNKNOWN,
-    "flashinfer-fd-exchange-array-subscript-py311.log": Verdict.PARTLY,
-    "neuron-execution-out-of-bounds.log": Verdict.UNKNOWN,
-    "spark-log-ends-after-compile-uma-oom-kill.log": Verdict.PARTLY,
-    "kaggle-flashinfer-link-lcuda.log": Verdict.PARTLY,
-    "l4-wna16-no-kernel-gemma4-w4a8.log": Verdict.PARTLY,
-    "mi355x-aiter-top-k-renorm-memory-fault.log": Verdict.PARTLY,
-    "glm52-deepgemm-mqa-metadata-unsupported-arch-sm120.log": Verdict.PARTLY,
-    "r9700-rocm10-image-old-host-driver-invalid-argument.log": Verdict.UNKNOWN,
-    "r9700-aiter-unified-attn-gpu-hang-autotune.log": Verdict.PARTLY,
-    "util-015-second-engine-negative-kv-memory.log": Verdict.PARTLY,
-    "ascend-minimax-m3-indexer-out-of-bounds.log": Verdict.PARTLY,
-    "nemotron-super-marlin-fp8-forced.log": Verdict.PARTLY,
-    "rayon-thread-pool-would-block.log": Verdict.UNKNOWN,
-    "kaito-mimo-mtp-runai-streamer.log": Verdict.WRONG,
-    "gpustack-ray-node-not-joined.log": Verdict.UNKNOWN,
-    "lmcache-turboquant-fp8-uint8-cast.log": Verdict.UNKNOWN,
-    "lmcache-rocm-mp-freeze.log": Verdict.UNKNOWN,
+    "flashinfer-fd-exchange-array-subscript-py311.log": Verdict.PARTLY,  # the frames name the file
+    "spark-log-ends-after-compile-uma-oom-kill.log": Verdict.PARTLY,  # the headline says OOM killer in plain words
 }
 LABELS = read_labels(REPORTS, before=SPLIT)
 SCORED = {each.label.file: each for each in score(REPORTS, LABELS, load_startup())}

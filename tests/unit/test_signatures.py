@@ -61,6 +61,8 @@ def test_texts_read_well_with_and_without_captures(signature: Signature) -> None
     for captures in ([], everything, *([each] for each in stages), *([*everything, each, ("utilization", "0.3")] for each in stages)):
         for template in (signature.cause, signature.remedy):
             text = fill_in(template, captures)
+            if not text and signature.severity is not Severity.FATAL:
+                continue  # such a notice says nothing here, and is not shown
             assert text.endswith((".", ":"))
             assert "  " not in text
             assert "None" not in text

@@ -216,6 +216,7 @@ def test_secrets_are_not_shown(text: str) -> None:
         "User-specified max_model_len (512)",
         "KeyError: 'model.layers.0.weight'",
         "num_speculative_tokens:3 must be divisible by n_predict=2",
+        "attn_output, num_tokens = self.full_graph_fia(query, key, value)",
         "hf_overrides must be a dict, hf_text_config and hf_quant_config_file are None",
     ],
 )

@@ -98,7 +98,7 @@ _SERVED = (
     " If it happens again, try a newer vLLM, and then this: "
 )
 _DERIVED = ", which is not set, so it has its default, or follows from other settings or the model"
-_GOES_ON = "The server is up, but after its start the engine logged an error. "
+_GOES_ON = "After the start the engine logged an error, which did not end it. "
 _DEVICE = re.compile(r"\b(?:CUDA|HIP)(?: driver)? error\b|ZMQError: ")
 """An error that the GPU, or the port of a listener, cannot be used, which others need, too."""
 _BARE = re.compile(r"[\w.]+:?|KeyError: \S{1,40}")  # an exception without a message
@@ -112,6 +112,14 @@ _KIND_FRAMES = 60  # lines of a traceback in which the kind of a failure is look
 _SERVING_WINDOW = 2000
 _SHUTDOWN_WINDOW = 80
 _WRAPS = 3  # lines to which the message of an exception may be wrapped
+_UNFOLDS = re.compile(r" \S[^\n]*:\s*$|TorchScript interpreter\.$|(?:CUDA|HIP) error: [^\n]*$")  # a message whose next lines say why
+_BETWEEN = re.compile(
+    r"\s|[(\[]|ninja: |FAILED: |collect2: |Traceback|Process |class |Search for .c|\w+ (?:WARNING|INFO)\b"
+    r"|(?:\S*(?:cc|\+\+)|(?:\S+=\S+ )*/\S*[^:\s]) |.{0,60}\d%"
+)
+"""What may be between such lines: commands of a compiler, frames, progress."""
+_UNFOLDED, _UNFOLDS_WITHIN = 3, 60  # number of such lines, and where they are looked for
+_NO_MESSAGE: tuple[str, bool, int, str, list[str]] = ("", False, -_UNFOLDS_WITHIN, "", [])  # process, whether raw, line, text, next lines
 _LAST_STAGE = "ServerStart"
 _ELSEWHERE = ("SystemExit", "asyncio.exceptions.CancelledError", "openai.", "litellm.", "vllm.exceptions.", "java.")
 """Exceptions of a process that ends normally, of a client, and of a Java server around the engine."""
@@ -134,6 +142,7 @@ class Evidence:
     overrules: tuple[str, ...] = ()  # signatures whose crashes were ended from outside, according to this line
     time: datetime | None = None
     because: str = ""  # why: the first exception of a chain whose last one is `text`, or the error record before one without a message
+    more: list[str] = field(default_factory=list)  # the next lines, if the message announces them
 
     @property
     def rank(self) -> tuple[bool, int, int]:
@@ -171,7 +180,7 @@ def describe(signature: Signature, line: str, known: Sequence[tuple[str, str]], 
 
 def _to_crash(evidence: Evidence, facts: Mapping[str, str], recognizer: Recognizer) -> Crash:
     """Describe evidence, fit for display. `facts`: values for the texts in addition to the captures."""
-    line = present(evidence.text.strip(), LINE_LIMIT)
+    line = present(said := " ".join((evidence.text.strip(), *evidence.more)), LINE_LIMIT)
     frames = (present(frame, LINE_LIMIT // 2) for frame in evidence.frames[-_EXCERPT_FRAMES:])
     excerpt = "\n".join((*frames, line))[-EXCERPT_LIMIT:]
     facts = {**facts, "traceback": "\n".join((*(present(frame, LINE_LIMIT // 2) for frame in evidence.frames[-_NEAR:]), line))}
@@ -184,7 +193,7 @@ def _to_crash(evidence: Evidence, facts: Mapping[str, str], recognizer: Recogniz
             crash = replace(crash, remedy=_with_advice(crash.remedy or "", line))
         return replace(crash, cause=f"{crash.cause} {present(evidence.because, LINE_LIMIT)}") if evidence.because else crash
     code, where = (present(each, LINE_LIMIT // 2) for each in _place(evidence))
-    kind = recognizer.kind(f"{evidence.text}{code}", where, evidence.frames)
+    kind = recognizer.kind(f"{said}{code}", where, evidence.frames)
     if evidence.because and _WARNED not in evidence.because and (kind is None or not kind.first):
         before = recognizer.kind(evidence.because, "", ())
         kind = before if before is not None and before.first else kind  # it says why
@@ -282,6 +291,7 @@ class _Findings:
         if before is not None and not evidence.frames and before.process == evidence.process and evidence.number - before.number <= _NEAR:
             evidence = replace(evidence, frames=before.frames)  # a later line of the same message
         longer = before is not None and before.number == evidence.number and evidence.text.startswith(before.text)
+        longer = longer or (before is not None and not before.process and before.text in evidence.text)  # a record of raw output
         if before is None or before.quality < evidence.quality or longer:
             self.evidence[name] = evidence
         elif evidence.warned and evidence.weak:
@@ -365,6 +375,8 @@ class CrashTracker:
         self._leaving = False
         self._found = _Findings()
         self._said = ("", "", 0)  # latest error record that is no part of a traceback: process, text, line
+        self._unfolding = _NO_MESSAGE
+        self._survivor: Crash | None = None  # the error that the engine survived before it was told to stop
 
     def count(self) -> None:
         """Count a record below ERROR."""
@@ -386,6 +398,7 @@ class CrashTracker:
         found = self._found
         if ready:
             self._ready, self._said = True, ("", "", 0)
+            self.notices.pop(STALL, None)  # it loaded or compiled
             self._found = _Findings(found.records)
             self.tracebacks.forget()
         elif not found.failed:
@@ -405,8 +418,13 @@ class CrashTracker:
         """Note that the engine was told to stop. What it logs then is no crash, unless an error came before."""
         if not self._ready:
             return
+        unknown = self._found.unknown
+        if unknown is not None and _PANIC.match(unknown.text) and number - unknown.number <= _SHUTDOWN_WINDOW:
+            self._fail(unknown.number)  # its process ended with it, and then stopped the others
         orderly = self._found.only_death and number - self._found.failed_at <= _SHUTDOWN_WINDOW and not self._found.root()
         if orderly or not self._found.failed:
+            if not (orderly or self._stopping) and (survivor := next(self._survived(), None)) is not None:
+                self._survivor, self.settings["survived"] = survivor, survivor.signature
             self._stopping = True
             self._found = _Findings(self._found.records)
             self.record(INFO, _SHUTS_DOWN, number)
@@ -433,6 +451,7 @@ class CrashTracker:
         """Read a line of an error record, or raw output. It is the last of `tracebacks.recent`."""
         text = ungrouped(text)
         part = self.tracebacks.take(process, text, number, raw=level is None)
+        self._unfold(process, level, part, text, number)
         if self._stopping and (failure := self._recognizer.look(text).failure) is not None and failure.unbidden:
             self._stopping = False  # the other processes were told to stop because this one had died
             self.notices.pop(TOLD_TO_STOP, None)
@@ -454,6 +473,18 @@ class CrashTracker:
             self._continue(process, text)
             return
         self._explain(process, level, part, text, number, closed)
+
+    def _unfold(self, process: str, level: int | None, part: Part, text: str, number: int) -> None:
+        # The next lines of a message that ends with "Reasons:" or "Ninja output:" say why.
+        writer, raw, begun, said, lines = self._unfolding
+        if (process, level is None) == (writer, raw) and number - begun <= _UNFOLDS_WITHIN and not text.startswith(tracebacks.BEGINNING):
+            tells = part in (Part.OTHER, Part.EXCEPTION) and text and text not in said and not _BETWEEN.match(text)
+            if tells and len(lines) < _UNFOLDED and ("CUDA error" not in said or "hip" in text):
+                lines.append(text.strip())
+        elif part is Part.EXCEPTION and _UNFOLDS.search(text):
+            self._unfolding = (process, level is None, number, text, [])
+        elif process == writer:
+            self._unfolding = _NO_MESSAGE
 
     def _may_matter(self, text: str) -> bool:
         # False for most lines that are no records, and cheap.
@@ -663,8 +694,10 @@ class CrashTracker:
     def notices_beside(self, crash: Crash | None) -> tuple[Crash, ...]:
         """Return notices that matter beside this crash, or without a crash, in the order of the log."""
         name = crash.signature if crash is not None else None
-        shown = (self._described(each) for each in self.notices.values() if each.signature and each.signature.is_shown_beside(name))
-        return (*shown, *(self._survived() if crash is None and self._ready and not self._stopping else ()))
+        beside = (self._described(each) for each in self.notices.values() if each.signature and each.signature.is_shown_beside(name))
+        shown = (each for each in beside if each.cause)  # a template may find that it says nothing here
+        survived = self._survived() if not self._stopping else filter(None, (self._survivor,))
+        return tuple(sorted((*shown, *(survived if crash is None and self._ready else ())), key=lambda each: each.line_number or 0))
 
     def _survived(self) -> Iterator[Crash]:
         """Return the error that a process of the engine logged after the start and that did not end it."""
@@ -685,7 +718,7 @@ class CrashTracker:
     def _described(self, evidence: Evidence) -> Crash:
         crash = _to_crash(evidence, {**self.settings, "stage": self.stage, "notices": " ".join(self.notices)}, self._recognizer)
         near = [each for each in (evidence, *self._found.evidence.values(), self._found.unknown) if each is not None]
-        lines = (line for each in near for line in (*each.frames, each.text))
+        lines = (line for each in near for line in (*each.frames, each.text, *each.more))
         shown = "\n".join((*(f"{name}={value}" for name, value in self.settings.items()), *lines))
         is_users = evidence.signature is not None and evidence.signature.is_user_defined
         return crash if is_users else replace(crash, remedy=self._recognizer.adapted(crash.remedy or "", shown))
@@ -704,4 +737,5 @@ class CrashTracker:
         captures = tuple((name, value[:LINE_LIMIT]) for name, value in match.captures) if match is not None else ()
         frames = self.tracebacks.frames(process, most) if process is not None else ()
         known: dict[str, Any] = {"captures": captures, "records": self._found.records, "time": self._clock.now()}
-        return Evidence(signature, text[: 2 * LINE_LIMIT], number, process or "", frames, **known, **marks)
+        more = self._unfolding[-1] if self._unfolding[2] == number else []
+        return Evidence(signature, text[: 2 * LINE_LIMIT], number, process or "", frames, more=more, **known, **marks)

@@ -23,7 +23,7 @@ from vllm_operator.text.wording import present
 _ACCESS = re.compile(r'"(?:GET|POST|HEAD|PUT|DELETE|OPTIONS) /\S{0,300} HTTP/[\d.]{1,3}" [24]\d\d')
 """An answered request, even if the answer is an error: a server that is not ready answers no requests."""
 _NO_DEVICE = "CUDA platform is not available because:"  # a record at DEBUG that says why vLLM then finds no device
-_NOTICES = ("No", "Your", "FlashInfer")  # first words of records below WARNING that may be notices
+_NOTICES = ("Waiting", "No", "Your", "FlashInfer")  # first words of records below WARNING that may be notices
 _ORDER = {stage: index for index, stage in enumerate(Stage)}
 _BACKENDS_KEPT = 16
 _ADAPTERS_KEPT = 128  # maximum number of adapters to keep, twice the limit of a spec
@@ -45,7 +45,7 @@ _PLACE = re.compile(r"'(?:nnodes': (?P<nodes>\d{1,4})|node_rank': (?P<node>\d{1,
 """What the line with the arguments says about several nodes."""
 _PLACES = {"node": "node", "nodes": "nodes", "timeout": "timeout_seconds"}
 """Fields of `Membership` by group."""
-_BACKENDS = {"Attention": "attention", "MLADecode": "attention", "SparseAttention": "attention", "MoE": "moe"}
+_BACKENDS = {"Attention": "attention", "MLADecode": "attention", "SparseAttention": "attention", "MoE": "moe", "GEMM": "gemm"}
 _ROUNDED = timedelta(seconds=1)  # durations in lines are whole seconds
 _SILENT = timedelta(seconds=5)  # time after the capture of graphs that is a stage of its own
 _TAG = re.compile(r"\[[\w ./-]{1,60}\] ")

@@ -22,8 +22,8 @@ _SECRETS = re.compile(
     r"|(?P<bearer>\b(?:Bearer|Basic) )[A-Za-z0-9._~+/=-]{6,2000}"
     r"|(?P<url>\b[a-z][a-z0-9+.-]{1,20}://)[^\s/@'\"]{1,300}@"
     r"|(?P<query>[?&](?:X-Amz-(?:Signature|Credential|Security-Token)|Signature|sig|token|access_token|api_key|key)=)[^&\s'\"]{1,2000}"
-    r"|(?P<name>(?<![A-Za-z0-9])(?:[A-Za-z0-9]{1,40}[_-]){0,6}(?:api[_-]?keys?|(?:access|secret|auth|hf|hub)[_-]?(?:tokens?|keys?)|tokens?|secrets?|passwords?|passwd)"
-    r"['\"]?\s{0,2}[=:]\s{0,2}\[?['\"]?)(?!(?:expected|must|should|is|not|invalid|missing|required|cannot|the)\s|None\b|True\b|False\b|null\b|\*|\d{1,12}(?:\.\d{1,3})?[kmg]?(?![A-Za-z0-9]))[^\s'\",}\]]{4,500}",
+    r"|(?P<name>(?<![A-Za-z0-9])(?:[A-Za-z0-9]{1,40}[_-]){0,6}(?:api[_-]?keys?|(?:access|secret|auth|hf|hub)[_-]?(?:tokens?|keys?)|(?<!num_)(?<!max_)tokens?|secrets?|passwords?|passwd)"
+    r"['\"]?\s{0,2}[=:]\s{0,2}\[?['\"]?)(?!self\.[\w.]{1,80}\(|(?:expected|must|should|is|not|invalid|missing|required|cannot|the)\s|None\b|True\b|False\b|null\b|\*|\d{1,12}(?:\.\d{1,3})?[kmg]?(?![A-Za-z0-9]))[^\s'\",}\]]{4,500}",
     re.IGNORECASE,
 )
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
