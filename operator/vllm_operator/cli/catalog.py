@@ -1,11 +1,14 @@
 """`vllm-operator catalog`: the operator's knowledge about versions, GPUs, models, rules and crashes. Needs no cluster.
 
-Without an ID, they list all entries; with an ID, they print everything about one entry. Exit status: 0, or 2 if there is no such entry or
-a file of the user cannot be read.
+Without an ID, they list all entries; with an ID, they print everything about one. `ingest` prints the table of any build of vLLM. Exit
+status: 0, or 2 if there is no such entry or a file of the user cannot be read.
 """
 
 import argparse
+import json
 import re
+import subprocess
+import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +17,7 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from vllm_operator.api.spec import ModelSpec
-from vllm_operator.catalog.entry import Entry, list_data, read_data
+from vllm_operator.catalog.entry import Entry, list_data, parse_entry, read_data
 from vllm_operator.catalog.gpus import product_key
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.startup import Change, Signature, StartupKnowledge, load_remedies, load_signature_samples
@@ -28,6 +31,7 @@ from vllm_operator.sizing.model_facts import resolve_facts
 from vllm_operator.text.wording import listed, similar
 
 SUGGESTIONS = 8
+INGEST = "ingest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +46,8 @@ class Section:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `catalog`."""
-    parser.add_argument("section", choices=tuple(SECTIONS), help="the part of the catalog")
-    parser.add_argument("id", nargs="?", metavar="ID", help="show everything about this entry")
+    parser.add_argument("section", choices=(*SECTIONS, INGEST), help=f"part of the catalog; {INGEST}: read a wheel of vLLM, or an image")
+    parser.add_argument("id", nargs="?", metavar="ID", help=f"show everything about this entry; with {INGEST}, the file or folder to read")
     parser.add_argument("--rules", metavar="FILE", help=RULES_HELP)
     add_signatures_option(parser)
     add_output(parser)
@@ -51,6 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _show_catalog(arguments: argparse.Namespace) -> int:
+    if arguments.section == INGEST:
+        return _ingest(arguments.id or "")
     section = SECTIONS[arguments.section]
     catalog = catalog_with(texts_in(arguments.rules))
     entries = section.entries(catalog, known_crashes(arguments.signatures))
@@ -68,6 +74,19 @@ def _show_catalog(arguments: argparse.Namespace) -> int:
         rows = [(name, *(_cell(value(entry)) for value in section.columns.values())) for name, entry in entries.items()]
         print("\n".join(table(("NAME", *section.columns), rows)))
         print(f"\nCatalog {catalog.version}. For everything about one entry: vllm-operator catalog {arguments.section} ID")
+    return 0
+
+
+def _ingest(path: str) -> int:
+    """Print the table of a wheel or a folder. It is untrusted, so another process with limits reads it."""
+    command = [sys.executable, "-P", "-B", "-m", "vllm_operator.tools", "read-build", path]
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, timeout=300, check=True)
+        content = json.loads(done.stdout)
+        parse_entry(VersionTable, content)
+    except (ValueError, RecursionError, subprocess.SubprocessError) as error:
+        raise InputError(f"{path or 'no file'} is no wheel of vLLM and no folder with it: {error}") from None
+    print_as(content, "json")
     return 0
 
 

@@ -36,13 +36,17 @@ def main() -> int:
             failed = run(url, file, folder, stacks, restarts=action == "Restart")
             sys.stdout.flush()
             os._exit(failed)
+        case ["read-build", path]:
+            from vllm_operator.tools.vllm_build import run as read_build
+
+            return read_build(path)
         case [name] if name in PROGRAMS:
             module, function = PROGRAMS[name]
             from importlib import import_module
 
             status: int = getattr(import_module(f"vllm_operator.tools.{module}"), function)()
             return status
-    names = ("copy FOLDER", "check-engine URL FILE FOLDER STACKS Restart|Report", *PROGRAMS)
+    names = ("copy FOLDER", "check-engine URL FILE FOLDER STACKS Restart|Report", "read-build PATH", *PROGRAMS)
     print(f"usage: {sys.argv[0]} {' | '.join(names)}", file=sys.stderr)
     return 2
 
