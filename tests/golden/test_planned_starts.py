@@ -78,13 +78,13 @@ def test_the_plan_expects_what_the_engine_chose(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "cause"),
     [
-        ("nvfp4-cutlass-v0260", "No kernel that vLLM tried can run the NVFP4 linear layers of this model on this GPU."),
+        ("nvfp4-cutlass-v0260", "No kernel that --linear-backend allows can run the NVFP4 linear layers of this model on this GPU."),
         (
             "nvfp4-cutlass-v0201",
             "The requested kernel CutlassNvFp4LinearKernel is not available for NVFP4 linear layers "
             "(CUTLASS FP4 kernels not available). The GPU or this build of vLLM does not support it.",
         ),
-        ("fp8-fi-v0260", "No kernel that vLLM tried can run the quantized linear layers of this model on this GPU."),
+        ("fp8-fi-v0260", "No kernel that --linear-backend allows can run the quantized linear layers of this model on this GPU."),
         ("fp8-triton-v0260", "The kernel triton cannot run the quantized linear layers of this model on this GPU."),
         (
             "moe-fp8-cutlass-v0260",
