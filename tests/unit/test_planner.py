@@ -9,6 +9,7 @@ import pytest
 from support.gpus import KINDS, real_node
 from support.plans import deployment, known, made, planned, refusal
 from vllm_operator.api.plan import Plan
+from vllm_operator.catalog.versions import load_engine_facts
 from vllm_operator.hub.client import slim
 from vllm_operator.sizing.model_facts import ModelFiles
 
@@ -288,7 +289,7 @@ def test_what_is_not_known_of_a_model_is_said_with_how_to_give_it() -> None:
 
 def test_a_replacement_is_named_only_for_what_some_version_does_not_know() -> None:
     tables = known().versions.tables
-    for name in known().replacements:
+    for name in load_engine_facts().replacements:
         knows = [table.knows_flag(name) if name.startswith("--") else table.knows_variable(name) for table in tables]
         assert any(knows), f"{name} was never known"
         assert not all(knows), f"{name} is still known"

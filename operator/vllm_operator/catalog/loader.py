@@ -12,7 +12,7 @@ from vllm_operator.catalog.gpus import GPUs, Images, InstanceType
 from vllm_operator.catalog.memory import MemoryFacts, load_memory
 from vllm_operator.catalog.models import KnownShapes, Models, load_shapes
 from vllm_operator.catalog.rules import Rules, load_rules
-from vllm_operator.catalog.versions import Versions, load_engine_facts, load_versions
+from vllm_operator.catalog.versions import Versions, load_versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,7 @@ class Catalog:
     """Knowledge about GPUs, images, vLLM versions, models and their memory, caches and the choice of backends.
 
     `version` is the version of the package with a digest of the data, and another digest of the rules of the cluster's administrator:
-    equal versions make equal decisions. `custom_rules` are these rules by id, as written. `replacements` map variables and flags that newer
-    versions dropped to their successors. `instance_types` are defined by the cluster's administrator.
+    equal versions make equal decisions. `custom_rules` are these rules by id, as written. `instance_types` are also the administrator's.
     """
 
     version: str
@@ -34,7 +33,6 @@ class Catalog:
     memory: MemoryFacts
     shapes: KnownShapes
     priming: tuple[PrimingRule, ...] = ()
-    replacements: Mapping[str, str] = field(default_factory=dict)
     custom_rules: Mapping[str, Any] = field(default_factory=dict)
     instance_types: tuple[InstanceType, ...] = ()
 
@@ -53,5 +51,4 @@ def load_catalog() -> Catalog:
         memory=load_memory(),
         shapes=load_shapes(),
         priming=load_file(tuple[PrimingRule, ...], "priming.yaml", "rules"),
-        replacements=load_engine_facts().replacements,
     )

@@ -188,7 +188,7 @@ class _Translation:
         else:
             is_known = not name.startswith(ENGINE_VARIABLE_PREFIX) or name in UNRECORDED or table.knows_variable(name)
         if not is_known:
-            way = instead_of(name, self.catalog.replacements, table.flags if is_flag else table.variables)
+            way = instead_of(name, table.flags if is_flag else table.variables)
             self.report.dropped.append(f"{name}: vLLM {table.version} does not {'have' if is_flag else 'know'} it.{way}")
         return is_known
 

@@ -15,7 +15,7 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import Distribution, EngineArgument, EngineSpec, VLLMDeploymentSpec
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.notes import Note, Severity, note, say
-from vllm_operator.catalog.versions import VersionTable, normalize_flag
+from vllm_operator.catalog.versions import VersionTable, load_engine_facts, normalize_flag
 from vllm_operator.planning.engine.image import ResolvedVersion
 from vllm_operator.planning.pod_template import SpecError
 from vllm_operator.sizing.parallelism import resolve_shape
@@ -135,17 +135,17 @@ def check_names(overrides: Overrides, version: ResolvedVersion, catalog: Catalog
     severity = Severity.FAILURE if exact else Severity.RISK
     notes = []
     for flag in flags[:UNKNOWN_LIMIT]:
-        instead = instead_of(flag, catalog.replacements, table.flags)
+        instead = instead_of(flag, table.flags)
         notes.append(Note(severity, say("names.unknown-flag", version=table.version, flag=flag, instead=instead)))
     for name in variables[:UNKNOWN_LIMIT]:
-        instead = instead_of(name, catalog.replacements, table.variables)
+        instead = instead_of(name, table.variables)
         notes.append(note("names.unknown-variable", version=table.version, name=name, instead=instead))
     if more := len(variables) + len(flags) - len(notes):
         notes.append(note("names.more", version=table.version, more=more))
     wrong = [flag for flag in flags if "." not in flag and not any(each.startswith(flag) for each in table.flags)]
     if not (wrong and exact and catalog.images.is_official(version.image)):
         return notes, None
-    instead = instead_of(wrong[0], catalog.replacements, table.flags) or " Remove it from spec.engine."
+    instead = instead_of(wrong[0], table.flags) or " Remove it from spec.engine."
     return notes, (f"vLLM {table.version} does not know the flag {wrong[0]} and does not start with it.{instead}")
 
 
@@ -166,10 +166,10 @@ def _fields(flag: str, value: str | None) -> list[str]:
     return [f"{flag}.{name}" for name in content] if isinstance(content, dict) else []
 
 
-def instead_of(name: str, replacements: Mapping[str, str], known: Collection[str]) -> str:
+def instead_of(name: str, known: Collection[str]) -> str:
     """Return a sentence with the replacement of a flag or variable, or the known name that it misspells."""
-    if name in replacements:
-        return f" Use {replacements[name]} instead."
+    if (successor := load_engine_facts().replacements.get(name)) is not None:
+        return f" Use {successor} instead."
     alike = similar(name, known, likeness=0.8)
     return f" Did you mean {alike[0]}?" if alike else ""
 
