@@ -74,8 +74,7 @@ def plan_artifact(resource: VLLMDeployment, version: str | None, distribution: D
     """Plan how Pods fetch caches; None if the spec names no artifact."""
     if resource.spec.cache is None or resource.spec.cache.artifact is None:
         return None
-    folders = list(caches.folders_of_artifact(version, distribution))
-    return PlannedArtifact(folders=folders, rejected=rejected_artifacts(resource))
+    return PlannedArtifact(folders=list(caches.folders_of_artifact(version, distribution)), rejected=rejected_artifacts(resource))
 
 
 def rejected_artifacts(resource: VLLMDeployment) -> list[str]:
@@ -158,8 +157,7 @@ def is_secret(name: str) -> bool:
 
 def read_fetch(pod: Any) -> ArtifactResult | None:
     """Return the last report of a Pod's init container that fetches caches; None if it has not ended."""
-    container = reading.named(pod, FETCH_CACHES_CONTAINER, "status", "initContainerStatuses", key="name")
-    return read_result(container)
+    return read_result(reading.named(pod, FETCH_CACHES_CONTAINER, "status", "initContainerStatuses", key="name"))
 
 
 def read_result(container: Any) -> ArtifactResult | None:

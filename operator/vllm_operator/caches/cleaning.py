@@ -107,8 +107,8 @@ def find_blocking_pod(claim: str, pods: Iterable[Mapping[str, Any]]) -> str | No
 
 def describe_blocked_cleaning(context: CacheContext, signatures: frozenset[str], state: CleaningState, why: str) -> Cleaning | None:
     """Describe a Job that could not be created; None if no start waits for it."""
-    waits = node_without_space(context, signatures) is not None
-    return Cleaning(state=state, why=why, advice=_advice(context)) if waits else None
+    is_full = node_without_space(context, signatures) is not None
+    return Cleaning(state=state, why=why, advice=_advice(context)) if is_full else None
 
 
 def describe_cleaning(context: CacheContext, signatures: frozenset[str]) -> Cleaning | None:

@@ -62,8 +62,7 @@ def plan_gate(context: CacheContext) -> Gate | None:
             return Gate(record=_with_run(record, found, is_new=is_new), is_held=True, is_recorded=False, run=run, is_new=is_new)
     crashes = not is_new and any(view.phase is Phase.CRASHED and view.restarts >= MAX_RESTARTS for view in pods)
     if (obstacle := SEVERAL_NODES if context.plan.nodes else CURRENT_CRASHES if crashes else find_obstacle(context, pods)) is not None:
-        skipped = record.model_copy(update={"skipped": obstacle})
-        return Gate(record=skipped, is_held=True, is_recorded=False)
+        return Gate(record=record.model_copy(update={"skipped": obstacle}), is_held=True, is_recorded=False)
     return Gate(record=record, is_held=True, run=run, is_new=is_new)
 
 

@@ -277,8 +277,7 @@ def with_user_signatures(knowledge: StartupKnowledge, texts: Mapping[str, str]) 
     def read(document: Any, _: Sequence[Signature]) -> Signature:
         signature = parse_entry(UserSignature, document)
         for change in (*signature.environment, *signature.arguments):
-            specifier = SpecifierSet(change.versions or "")
-            tables = [table for table in versions.tables if specifier.contains(table.version)]
+            tables = [table for table in versions.tables if SpecifierSet(change.versions or "").contains(table.version)]
             _check_known((change.name,), tables, "limit the change with versions")
         return signature
 

@@ -119,5 +119,4 @@ def _read(arguments: argparse.Namespace) -> Sequence[Mapping[str, Any]]:
 
     name, namespace = source.removeprefix(prefix), namespace_of(arguments)
     what = f"Deployment {name} in the namespace {namespace}"
-    found = with_client(arguments, what, lambda client: client.get(DEPLOYMENT, name, namespace))
-    return [{**found, "kind": DEPLOYMENT.kind}]
+    return [{**with_client(arguments, what, lambda client: client.get(DEPLOYMENT, name, namespace)), "kind": DEPLOYMENT.kind}]

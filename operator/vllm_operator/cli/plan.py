@@ -149,8 +149,7 @@ def _show_revision(arguments: argparse.Namespace) -> int:
     why = list(causes(before, made)) if before is not None else []
     differences = compare(before, made) if before is not None else []
     if arguments.output:
-        found = {"plan": made.to_json(), "causes": why, "differences": _as_json(differences, _CHANGED)}
-        print_as(found, arguments.output)
+        print_as({"plan": made.to_json(), "causes": why, "differences": _as_json(differences, _CHANGED)}, arguments.output)
         return 0
     state = "current" if resource.status.revision == reading.text(revision, "metadata", "name") else "earlier"
     title = f"{resource.metadata.namespace}/{resource.metadata.name}, revision {number_of(revision)}, {state}"

@@ -75,8 +75,7 @@ def read_labels(folder: Path, since: str = "", before: str = "") -> tuple[Label,
     """Read the labels of logs dated from `since` on and before `before` (`2026-07`; empty: any). Raises InputError for a mistake."""
     path = folder / LABELS
     try:
-        written = yaml.load(read_text(str(path)), Loader=yaml.CSafeLoader)
-        labels = TypeAdapter(tuple[Label, ...]).validate_python(written)
+        labels = TypeAdapter(tuple[Label, ...]).validate_python(yaml.load(read_text(str(path)), Loader=yaml.CSafeLoader))
     except yaml.YAMLError as error:
         raise InputError(f"{path} is not valid YAML: {error}") from None
     except ValidationError as error:

@@ -66,8 +66,7 @@ def plan(
     digest, moved = pinning.digest_of(resource.spec), overrides.translate(resource)
     if pinned is not None and resource.rolled_back_to is not None:
         kept = pinning.with_cache_generation(pinned, moved.resource, cache_generation)
-        by_operator = resource.is_rolled_back_by_operator
-        return pinning.outcome_of_rollback(kept, resource.rolled_back_to, catalog.gpus, by_operator=by_operator)
+        return pinning.outcome_of_rollback(kept, resource.rolled_back_to, catalog.gpus, by_operator=resource.is_rolled_back_by_operator)
     if isinstance(inventory, Verdict):
         fresh = Outcome(VALID_SPEC, inventory, None)
     else:
@@ -372,8 +371,7 @@ class _FreshPlan:
             seen.add(kind)
             decision = self._decide(premises, each)
             if decision.refusal is None:
-                why = f"cannot be used: {best.refusal}"
-                text = f"{first.title} comes first in the order of GPUs, but {why}"
+                text = f"{first.title} comes first in the order of GPUs, but cannot be used: {best.refusal}"
                 return each, replace(decision, notes=(Note(Severity.INFO, text), *decision.notes))
         return first, best
 

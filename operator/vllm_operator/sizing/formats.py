@@ -522,8 +522,7 @@ def _name_format(label: str, shape: ModelShape) -> WeightFormat | None:
     if re.match(r"(none|bf16|fp16|bfloat16|float16|half)\b", text):
         return WeightFormat("BF16", float(shape.element_bytes))
     if "fbgemm" in words:
-        ends = frozenset({0, shape.layers - 1})
-        return replace(FP8, rules=(Rule("self_attn*", None, None), Rule("*", ends, None)))
+        return replace(FP8, rules=(Rule("self_attn*", None, None), Rule("*", frozenset({0, shape.layers - 1}), None)))
     if {"native", "fp4"} <= words or text == "deepseek_v4_fp8":
         return NATIVE_FP4
     if words & {"nvfp4", "fp4"}:

@@ -67,8 +67,8 @@ def resolve_shape(spec: VLLMDeploymentSpec) -> Shape | Verdict:
     if accelerator.sliced and tensor * pipeline > 1:
         return _contradiction(say("sizes.slices"))
     if accelerator.count is not None and accelerator.count < needed:
-        asked = accelerator.count
-        return _contradiction(say("sizes.count", count=asked, needed=needed, tensor=tensor, pipeline=pipeline, data=data))
+        text = say("sizes.count", count=accelerator.count, needed=needed, tensor=tensor, pipeline=pipeline, data=data)
+        return _contradiction(text)
     count = accelerator.count or needed
     # vllm/engine/arg_utils.py create_engine_config (0.33.0): the number of ranks must be a multiple of --nnodes
     if needed % nodes or count % nodes:

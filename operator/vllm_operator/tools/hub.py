@@ -78,8 +78,7 @@ def fetch_weights(settings: dict[str, Any]) -> dict[str, Any]:
     if missing and missing + MARGIN_BYTES > free:
         raise ArtifactError("NoSpace", "The volume has too little space.", needed=missing + MARGIN_BYTES, free=free)
     threading.Thread(target=report_progress, args=(blobs, total, missing, used_in(blobs)), daemon=True).start()
-    names = [glob.escape(name) for name in sizes]
-    folder = snapshot_download(repository, revision=info.sha, allow_patterns=names)
+    folder = snapshot_download(repository, revision=info.sha, allow_patterns=[glob.escape(name) for name in sizes])
     absent = [name for name, size in sizes.items() if siblings[name].size is not None and not has_size(os.path.join(folder, name), size)]
     if absent:
         raise ArtifactError("Failed", f"{len(absent)} files are missing or have another size, such as {absent[0]}.")

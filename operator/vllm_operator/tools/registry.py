@@ -112,8 +112,7 @@ class Registry:
 
     def push_manifest(self, reference: str, content: bytes) -> None:
         """Upload a manifest."""
-        headers = {"Content-Type": artifact.MANIFEST_TYPE}
-        self._request("PUT", f"/v2/{self.name}/manifests/{reference}", headers, content).close()
+        self._request("PUT", f"/v2/{self.name}/manifests/{reference}", {"Content-Type": artifact.MANIFEST_TYPE}, content).close()
 
     def _request(
         self, method: str, target: str, headers: dict[str, str], data: bytes | IO[bytes] | None = None

@@ -42,8 +42,7 @@ class Adapters:
 def check_adapters(spec: VLLMDeploymentSpec) -> None:
     """Refuse an adapter with the name of the model. Raises SpecError, which names the adapter."""
     of_model = served_name(spec.model) or model_name(spec.model)
-    names = (of_model, *(spec.model.aliases or ()))
-    taken = next((adapter.name for adapter in spec.adapters or () if adapter.name in names), None)
+    taken = next((adapter.name for adapter in spec.adapters or () if adapter.name in (of_model, *(spec.model.aliases or ()))), None)
     if taken is not None:
         field = "servedName" if taken == of_model else "aliases"
         raise SpecError(f"The adapter {taken} in spec.adapters has a name of the model. Rename it, or change spec.model.{field}")

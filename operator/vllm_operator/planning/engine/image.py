@@ -101,8 +101,7 @@ def check_image(
 ) -> ResolvedVersion | Verdict:
     """Add notes about the image; refuse it, or the user's `resources`, if they are for other devices (unless `forced`), or cannot work."""
     if (foreign := next((name for name in resources if images.devices_of(name) is not None), None)) is not None:
-        message = say("image.other-resource", resource=foreign, devices=images.devices_of(foreign))
-        return Verdict(FALSE, Reason.UNSUPPORTED, message)
+        return Verdict(FALSE, Reason.UNSUPPORTED, say("image.other-resource", resource=foreign, devices=images.devices_of(foreign)))
     devices = images.other_devices(image) if image else None
     notes = [note("image.other-platform", image=image, devices=devices)] if devices is not None else []
     if notes and not forced:

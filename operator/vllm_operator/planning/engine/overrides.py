@@ -135,11 +135,10 @@ def check_names(overrides: Overrides, version: ResolvedVersion, catalog: Catalog
     severity = Severity.FAILURE if exact else Severity.RISK
     notes = []
     for flag in flags[:UNKNOWN_LIMIT]:
-        instead = instead_of(flag, table.flags)
-        notes.append(Note(severity, say("names.unknown-flag", version=table.version, flag=flag, instead=instead)))
+        text = say("names.unknown-flag", version=table.version, flag=flag, instead=instead_of(flag, table.flags))
+        notes.append(Note(severity, text))
     for name in variables[:UNKNOWN_LIMIT]:
-        instead = instead_of(name, table.variables)
-        notes.append(note("names.unknown-variable", version=table.version, name=name, instead=instead))
+        notes.append(note("names.unknown-variable", version=table.version, name=name, instead=instead_of(name, table.variables)))
     if more := len(variables) + len(flags) - len(notes):
         notes.append(note("names.more", version=table.version, more=more))
     wrong = [flag for flag in flags if "." not in flag and not any(each.startswith(flag) for each in table.flags)]

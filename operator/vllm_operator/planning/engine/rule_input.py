@@ -114,8 +114,7 @@ def describe_rule_input(
 
 
 def _size(given: int | None, arguments: dict[str, str], *flags: str) -> int:
-    sizes = (read_integer(arguments.get(flag)) for flag in flags)
-    return next((size for size in sizes if size), given or 1)
+    return next((size for flag in flags if (size := read_integer(arguments.get(flag)))), given or 1)
 
 
 def _weight_gigabytes(facts: ResolvedFacts) -> float | None:

@@ -39,8 +39,7 @@ def explain(request: Request, inventory: Inventory, rejections: Sequence[Rejecti
     asked = _asked(request, gpus, whole=nearest.obstacle is Obstacle.SLICED)
     if nearest.obstacle is Obstacle.NODES:
         return say("remedy.nodes", asked=asked, there=there)
-    too_small = suffices(nearest) is False
-    remedy = say("remedy.no-slice-is-enough") if too_small else _remedy(nearest, request, rejections, gpus)
+    remedy = say("remedy.no-slice-is-enough") if suffices(nearest) is False else _remedy(nearest, request, rejections, gpus)
     unread = f" {inventory.notes[0]}." if inventory.notes else ""
     return f"Each replica needs {asked}, and no node has {'one' if count == 1 else 'them'}. The cluster has {there}. {remedy}{unread}"
 
@@ -50,8 +49,7 @@ def kinds_of_nodes(pools: Sequence[Pool], gpus: GPUs, nearest: Pool | None = Non
     devices: dict[tuple[tuple[str, ...], str, bool], list[str]] = {}
     for pool in sorted(pools, key=lambda pool: (pool.nodes, pool.resource)):
         amount, kind = f"{pool.count}x " if pool.count else "", f"{gpus.title(pool.product, pool.architecture)}{_remarks(pool)}"
-        profile = pool.mig_profile or ""
-        devices.setdefault((pool.nodes, kind, pool.mig_profile is not None), []).append(f"{amount}{profile}")
+        devices.setdefault((pool.nodes, kind, pool.mig_profile is not None), []).append(f"{amount}{pool.mig_profile or ''}")
     nodes: dict[str, set[str]] = {}
     for (names, kind, sliced), amounts in devices.items():
         nodes.setdefault(f"{' + '.join(amounts)} MIG slices of {kind}" if sliced else f"{amounts[0]}{kind}", set()).update(names)
