@@ -8,5 +8,5 @@ actions         actions (everything), priming (who fills an empty cache), cleani
                 publishing to a registry), prefetching (the Job that downloads weights before a start), jobs (the common form of Jobs, whose
                 programs are in tools)
 rollouts        rollout (whether one waits for devices, or for the node of a volume), gate (measures a new plan before its rollout),
-                measurement (figures of engines, and which plan is worse)
+                measurement (figures of engines, and which plan is worse), race (which backends are the fastest)
 """
