@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 from statistics import mean
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
@@ -96,34 +96,19 @@ def compare(before: Sequence[Measurement], after: Sequence[Measurement]) -> list
         old, new = _loads(before, clients), _loads(after, clients)
         if not old or not new:
             continue
-        said = _with_clients(clients)
-        figures.append(compare_rates(before, after, clients))
+        said = f"with {clients} {'client' if clients == 1 else 'clients'}"
+        figures.append(_figure(f"tokens per second {said}", [it.rate for it in old], [it.rate for it in new], LIMIT, is_gain=True))
         figures.append(_figure(f"ms per token {said}", [it.token_ms for it in old], [it.token_ms for it in new], LIMIT))
         first = _figure(
             f"ms until the first token {said}", [it.first_token_ms for it in old], [it.first_token_ms for it in new], FIRST_TOKEN_LIMIT
         )
         figures.append(replace(first, is_relevant=abs(first.after - first.before) >= MIN_FIRST_TOKEN_MS))
+    if (old_size := _kv_tokens(before)) and (new_size := _kv_tokens(after)):
+        figures.append(_figure("tokens in the KV cache", old_size, new_size, LIMIT, is_gain=True))
     # The first run of a plan may have compiled, so the fastest start counts.
     start = _figure("seconds to start", [min(it.start_seconds for it in before)], [min(it.start_seconds for it in after)], START_LIMIT)
     figures.append(replace(start, is_relevant=start.after - start.before >= MIN_START_SECONDS))
-    return [*figures, *compare_results(before, after)]
-
-
-def compare_rates(before: Sequence[Measurement], after: Sequence[Measurement], clients: int) -> Figure:
-    """Compare the throughput with a number of clients with which all were measured."""
-    old, new = ([it.rate for it in _loads(runs, clients)] for runs in (before, after))
-    return _figure(f"tokens per second {_with_clients(clients)}", old, new, LIMIT, is_gain=True)
-
-
-def compare_results(before: Sequence[Measurement], after: Sequence[Measurement]) -> list[Figure]:
-    """Compare what does not depend on the load: the size of the KV cache, if known, and the answers."""
-    old, new = _kv_tokens(before), _kv_tokens(after)
-    sizes = [_figure("tokens in the KV cache", old, new, LIMIT, is_gain=True)] if old and new else []
-    return [*sizes, _answers(before, after)]
-
-
-def _with_clients(clients: int) -> str:
-    return f"with {clients} {'client' if clients == 1 else 'clients'}"
+    return [*figures, _answers(before, after)]
 
 
 def is_decided(figures: Iterable[Figure], pairs: int) -> bool:
@@ -161,18 +146,7 @@ def _agreement(one: Measurement, other: Measurement) -> float:
     return sum(a == b for a, b in pairs) / len(pairs) if pairs else 1.0
 
 
-class Record(Model):
-    """Runs and what they are about, in an annotation of a ControllerRevision."""
-
-    def to_text(self) -> str:
-        """Return the text of the annotation."""
-        return self.model_dump_json(by_alias=True, exclude_defaults=True)
-
-
-Kind = TypeVar("Kind", bound=Record)
-
-
-class GateRecord(Record):
+class GateRecord(Model):
     """What was measured before a rollout: with which load and against which revision, the runs of both plans, and why it ended early."""
 
     against: str
@@ -202,14 +176,9 @@ class GateRecord(Record):
 
 def read_record(text: str) -> GateRecord | None:
     """Read the annotation of a ControllerRevision; None if it has none that can be read."""
-    return parse_record(text, GateRecord)
-
-
-def parse_record(text: str, kind: type[Kind]) -> Kind | None:
-    """Read a record of runs; None if there is none that can be read."""
     if not text or len(text) > MAX_RUNS_TEXT:
         return None
     try:
-        return kind.model_validate_json(text)
+        return GateRecord.model_validate_json(text)
     except ValueError:
         return None
