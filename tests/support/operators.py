@@ -7,7 +7,7 @@ from typing import Any
 
 from support.fake_cluster import FakeCluster
 from support.gpus import real_node
-from support.verdicts import cache_verdict, plan_verdict
+from support.verdicts import cache_verdict, plan_verdict, without_link
 from vllm_operator.api import labels
 from vllm_operator.api.conditions import Verdict, find_condition
 from vllm_operator.api.plan import Plan
@@ -138,12 +138,14 @@ class Bench:
         return read_revision(resource, revision)
 
     def condition(self, type: str, name: str = "llama") -> Condition:
-        return next(condition for condition in self.status(name).conditions if condition.type == type)
+        """A condition, its message without the link to the page about its reason."""
+        found = next(condition for condition in self.status(name).conditions if condition.type == type)
+        return found.model_copy(update={"message": without_link(found.message)})
 
     def message(self, type: str, name: str = "llama") -> str:
-        """The message of a condition; empty if the condition is absent."""
+        """The message of a condition without its link; empty if the condition is absent."""
         found = find_condition(self.status(name).conditions, type)
-        return found.message if found is not None else ""
+        return without_link(found.message) if found is not None else ""
 
     def plan_verdict(self, name: str = "llama") -> Verdict:
         """What the status says about the plan, or why there is none."""

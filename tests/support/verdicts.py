@@ -8,14 +8,19 @@ from vllm_operator.api.reading import Manifest
 from vllm_operator.api.status import VLLMDeploymentStatus
 
 
+def without_link(message: str) -> str:
+    """The message of a condition without the link to the page about its reason."""
+    return message.partition(" (See https://")[0]
+
+
 def plan_verdict(status: VLLMDeploymentStatus | Manifest) -> Verdict:
     """Why there is no plan (False), how it differs from a new one or what it is (True); Unknown before it is made."""
     status = _parsed(status)
     ready, drifted = (find_condition(status.conditions, type) for type in (READY, PLAN_DRIFTED))
     if ready is not None and ready.reason in REFUSALS:
-        return Verdict(FALSE, ready.reason, ready.message)
+        return Verdict(FALSE, ready.reason, without_link(ready.message))
     if drifted is not None:
-        return Verdict(TRUE, drifted.reason, drifted.message)
+        return Verdict(TRUE, drifted.reason, without_link(drifted.message))
     return Verdict(TRUE, "Planned", status.plan or "") if status.revision is not None else Verdict(UNKNOWN, "", "")
 
 
@@ -25,7 +30,7 @@ def cache_verdict(status: VLLMDeploymentStatus | Manifest) -> Verdict:
     cache, ready = status.cache, find_condition(status.conditions, READY)
     if cache is None:
         return Verdict(UNKNOWN, "", "")
-    said = ready.message if ready is not None and ready.reason == cache.reason else ""
+    said = without_link(ready.message) if ready is not None and ready.reason == cache.reason else ""
     return Verdict(FALSE if cache.reason else TRUE, cache.reason or "", cache.message or said)
 
 

@@ -9,6 +9,7 @@ import pytest
 from support.fleet import Fleet
 from support.gpus import real_node
 from support.operators import Bench
+from support.verdicts import without_link
 from vllm_operator.kube.client import DEPLOYMENT, EVENT, NODE, POD, Unavailable
 
 H100, H200 = {"products": ["NVIDIA-H100-80GB-HBM3"]}, {"products": ["NVIDIA-H200"]}
@@ -54,7 +55,7 @@ def product(fleet: Fleet) -> str:
 
 
 def events(bench: Bench, reason: str) -> list[str]:
-    return [event["message"] for event in bench.cluster.all(EVENT) if event["reason"] == reason]
+    return [without_link(event["message"]) for event in bench.cluster.all(EVENT) if event["reason"] == reason]
 
 
 async def test_a_rollout_without_room_leaves_the_serving_pod_alone_and_begins_when_there_is_room(bench: Bench, fleet: Fleet) -> None:

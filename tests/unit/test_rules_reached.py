@@ -35,7 +35,6 @@ VARIABLES: dict[str, dict[str, str]] = {
     "standalone-compile-off": {"VLLM_DISABLE_COMPILE_CACHE": "1"},
     "flashinfer-jit-verbose": {"FLASHINFER_JIT_VERBOSE": "1"},
     "startup-plan-of-a-cold-start": {"VLLM_ENABLE_STARTUP_PLAN": "1"},
-    "startup-plan-of-several-gpus": {"VLLM_ENABLE_STARTUP_PLAN": "1"},
     "sparse-needs-deep-gemm": {"VLLM_USE_DEEP_GEMM": "0"},
     "sparse-without-deep-gemm": {"VLLM_USE_DEEP_GEMM": "0"},
     "moe-fp8-block-engine-0.11.0-without-deep-gemm": {"VLLM_USE_DEEP_GEMM": "0"},
