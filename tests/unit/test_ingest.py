@@ -1,17 +1,29 @@
 """The table of a version or of any other build of vLLM is read as text, from a wheel or an image, and plans follow from it."""
 
+import base64
 import json
 import os
 import zipfile
+import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ingest_vllm import main, render
+from support.gpus import inventory_of, real_node
+from support.plans import deployment, known, made
 from vllm_operator.__main__ import main as command_line
-from vllm_operator.catalog.entry import parse_entry
-from vllm_operator.catalog.versions import VersionTable, build_versions, load_versions
+from vllm_operator.api.labels import API_VERSION, KIND
+from vllm_operator.catalog.builds import MARK, PACKED_LIMIT, TABLE_LIMIT, find_packed, read_packed
+from vllm_operator.catalog.entry import EntryError, parse_entry
+from vllm_operator.catalog.notes import note
+from vllm_operator.catalog.versions import VersionTable, build_versions, load_versions, parse_release
+from vllm_operator.planning.planner import plan
 from vllm_operator.tools.vllm_build import read_table
 
 FILES = {
@@ -145,6 +157,10 @@ def test_a_version_that_is_none_becomes_no_file(version: str, tmp_path: Path) ->
         read_table(str(path))
 
 
+def pack(content: Any) -> str:
+    return base64.b64encode(zlib.compress(json.dumps(content).encode())).decode()
+
+
 def write(folder: Path, **changes: str) -> Path:
     for name, text in {**FILES, **changes}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -152,12 +168,59 @@ def write(folder: Path, **changes: str) -> Path:
     return folder
 
 
-def test_a_nightly_in_an_image_is_read_by_another_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_nightly_in_an_image_is_planned_by_its_own_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     metadata = {"vllm-0.40.0.dist-info/METADATA": FILES["vllm-0.40.0.dist-info/METADATA"].replace("0.40.0+cu141", "0.33.1.dev7+gabc")}
-    folder = write(tmp_path / "image/usr/local/lib/python3.12/dist-packages", **metadata)
+    write(tmp_path / "image/usr/local/lib/python3.12/dist-packages", **metadata)
     assert command_line(["catalog", "ingest", str(tmp_path / "image")]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    assert (printed, printed["version"]) == (read_table(str(folder)), "0.33.1.dev7")
+    (tmp_path / "table.json").write_text(capsys.readouterr().out)
+    engine = {"image": "registry.example/vllm:nightly", "args": [{"name": "--max-model-len", "value": "4096"}]}
+    nightly = {"metadata": {"name": "demo"}, "spec": {"model": {"uri": "hf://Qwen/Qwen3-8B"}, "engine": engine}}
+    (tmp_path / "model.yaml").write_text(json.dumps({"apiVersion": API_VERSION, "kind": KIND, **nightly}))
+    (tmp_path / "nodes.yaml").write_text(json.dumps({"kind": "NodeList", "items": [real_node("h200")]}))
+    files = ["-f", str(tmp_path / "model.yaml"), "--nodes", str(tmp_path / "nodes.yaml"), "-o", "json"]
+    assert command_line(["plan", *files]) == 1
+    assert json.loads(capsys.readouterr().out)["result"]["reason"] == "VersionUnknown"
+    assert command_line(["plan", *files, "--version-table", str(tmp_path / "table.json")]) == 0
+    plan = json.loads(capsys.readouterr().out)["plan"]
+    assert plan["engineVersion"] == "0.33.1.dev7"
+    assert "vLLM 0.33.0 does not know the flag --max-model-len" in plan["notes"][0], "no flag that the image lacks is taken for known"
+    assert any("were read from the image, which contains vLLM 0.33.1.dev7. Rules are those for vLLM 0.33.0." in it for it in plan["notes"])
+    arguments = ["fit", "Qwen/Qwen3-8B", "--gpu", "H100", "-o", "json", "--version-table", str(tmp_path / "table.json")]
+    assert command_line(arguments) == 0
+    assert json.loads(capsys.readouterr().out)["version"] == "0.33.1.dev7"
+
+
+@pytest.mark.parametrize(
+    ("version", "like", "planned", "counted"),
+    [
+        ("0.33.0", "0.33.0", "0.33.0", "0.33.0"),
+        ("0.33.1.dev345", "0.33.0", "0.33.1.dev345", "0.33.0"),
+        ("0.34.0rc1.dev3", "0.33.0", "0.34.0rc1.dev3", "0.33.0"),
+        ("0.20.1.post1", "0.20.1", "0.20.1.post1", "0.20.1"),
+        ("0.35.0", "0.33.0", "0.35.0", "0.35.0"),
+        ("0.1.dev1", "0.24.0", "0.24.0", "0.24.0"),
+        ("0.0.0", "0.17.1", "0.17.1", "0.17.1"),
+    ],
+)
+def test_rules_count_a_build_as_the_release_that_it_was_made_after_or_is_most_like(
+    version: str, like: str, planned: str, counted: str
+) -> None:
+    table = next(table for table in known().versions.tables if table.version == like)
+    written = {**table.model_dump(mode="json", by_alias=True, exclude_none=True), "version": version}
+    versions = replace(known().versions, build=parse_entry(VersionTable, written))
+    assert versions.built == planned
+    found = versions.resolve(planned).table
+    assert found is not None
+    assert (found.version, found.release, found.flags) == (counted, parse_release(counted), table.flags)
+
+
+def test_the_plan_of_a_known_release_is_the_same_with_the_table_that_was_read() -> None:
+    versions = replace(known().versions, build=known().versions.resolve("0.20.1").table)
+    usual = made(deployment(), real_node("h200"))
+    read = plan(deployment(), inventory_of(real_node("h200")), replace(known(), versions=versions)).plan
+    assert read is not None
+    assert [note for note in read.notes if note not in usual.notes] == [note("version.read", build="0.20.1", version="0.20.1").text]
+    assert (read.env, read.args, read.backends, read.cache_key) == (usual.env, usual.args, usual.backends, usual.cache_key)
 
 
 HUGE = "x = '" + "a" * 3_000_000 + "'"
@@ -211,3 +274,45 @@ def test_a_file_that_is_no_wheel_is_refused_in_words(content: bytes, tmp_path: P
     (tmp_path / "bad.whl").write_bytes(content)
     assert command_line(["catalog", "ingest", str(tmp_path / "bad.whl")]) == 2
     assert "is no wheel of vLLM" in capsys.readouterr().err
+
+
+VALID = known().versions.newest.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [],
+        {**VALID, "version": "latest"},
+        {**VALID, "more": 1},
+        {**VALID, "flags": {"--a\nb": []}},
+        {**VALID, "flags": {"--" + "a" * 600: []}},
+        {**VALID, "variables": {"VLLM_A": {"default": "\x1b[2J"}}},
+        {**VALID, "variables": {"VLLM_A": {"default": {}}}},
+        {**VALID, "backends": {"moe": "triton"}},
+        {**VALID, "flags": {f"--flag-{number}": [] for number in range(TABLE_LIMIT // 8)}},
+    ],
+)
+def test_a_table_with_anything_else_is_refused(content: Any) -> None:
+    with pytest.raises(EntryError):
+        read_packed(pack(content))
+
+
+@given(
+    st.text()
+    | st.binary().map(lambda data: base64.b64encode(data).decode())
+    | st.binary().map(zlib.compress).map(base64.b64encode).map(bytes.decode)
+)
+def test_any_output_of_the_program_is_a_table_or_refused(text: str) -> None:
+    for output in (text, f"2026-01-01T00:00:00Z {MARK}{text}\nmore"):
+        with pytest.raises(EntryError):
+            read_packed(find_packed(output))
+
+
+def test_a_table_is_unpacked_up_to_its_limit() -> None:
+    for content in (b"[" * TABLE_LIMIT, b"[" * 100_000, b" " * 100_000_000):
+        packed = base64.b64encode(zlib.compress(content)).decode()
+        with pytest.raises(EntryError):
+            read_packed(find_packed(MARK + packed))
+    with pytest.raises(EntryError, match="wrote no table"):
+        find_packed(MARK + "a" * (PACKED_LIMIT + 1))

@@ -123,9 +123,14 @@ class Resolution:
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """The known versions, oldest first. A candidate and a post release count as their release, a development build as the one before."""
+    """The known versions, oldest first. A candidate and a post release count as their release, a development build as the one before.
+
+    `build` is the table that was read from the image, and counts instead of the table of its version. Rules that depend on the version
+    count it as the release that it resolves to, or that it is most like: forks often have versions such as 0.1.dev1.
+    """
 
     tables: tuple[VersionTable, ...]
+    build: VersionTable | None = None
 
     @property
     def newest(self) -> VersionTable:
@@ -139,8 +144,24 @@ class Versions:
         wanted = read_release(version)[:2]
         return next((known.version for known in reversed(self.tables) if known.release[:2] == wanted), None)
 
+    @property
+    def built(self) -> str | None:
+        """The version of `build`, or of the release that it is most like if it is older than all known ones; None without a build."""
+        if self.build is None or self.build.release >= self.tables[0].release:
+            return self.build.version if self.build else None
+        names = self.build.flags | self.build.variables.keys()
+        known = {table.version: table.flags | table.variables.keys() for table in self.tables}
+        return max(reversed(known), key=lambda version: len(names & known[version]) / len(names | known[version]))
+
     def resolve(self, version: str) -> Resolution:
         """Find the table for a version. Raises ValueError if the text does not begin with a version."""
+        if self.build is None:
+            return self._resolve(version)
+        found = self._resolve(version).table if _BUILD.search(version) else None
+        counted = found.version if found else version
+        return Resolution(self.build.model_copy(update={"version": counted, "release": read_release(counted)}))
+
+    def _resolve(self, version: str) -> Resolution:
         release, build = read_release(version), _BUILD.search(version)
         before = build is not None and build[1] == "dev"
         table = next(

@@ -1,11 +1,10 @@
 """`vllm-operator catalog`: the operator's knowledge about versions, GPUs, models, rules and crashes. Needs no cluster.
 
-Without an ID, they list all entries; with an ID, they print everything about one. `ingest` prints the table of any build of vLLM. Exit
-status: 0, or 2 if there is no such entry or a file of the user cannot be read.
+Without an ID, they list all entries; with an ID, they print everything about one entry. `ingest` prints the table of a build of vLLM that
+is in no catalog. Exit status: 0, or 2 if there is no such entry or a file of the user cannot be read.
 """
 
 import argparse
-import json
 import re
 import subprocess
 import sys
@@ -17,7 +16,8 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from vllm_operator.api.spec import ModelSpec
-from vllm_operator.catalog.entry import Entry, list_data, parse_entry, read_data
+from vllm_operator.catalog.builds import find_packed, read_table, unpack
+from vllm_operator.catalog.entry import Entry, EntryError, list_data, read_data
 from vllm_operator.catalog.gpus import product_key
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.startup import Change, Signature, StartupKnowledge, load_remedies, load_signature_samples
@@ -31,7 +31,7 @@ from vllm_operator.sizing.model_facts import resolve_facts
 from vllm_operator.text.wording import listed, similar
 
 SUGGESTIONS = 8
-INGEST = "ingest"
+INGEST, INGEST_SECONDS = "ingest", 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,9 @@ class Section:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `catalog`."""
-    parser.add_argument("section", choices=(*SECTIONS, INGEST), help=f"part of the catalog; {INGEST}: read a wheel of vLLM, or an image")
+    parser.add_argument(
+        "section", choices=(*SECTIONS, INGEST), help=f"the part of the catalog; {INGEST}: read a wheel of vLLM, or an image"
+    )
     parser.add_argument("id", nargs="?", metavar="ID", help=f"show everything about this entry; with {INGEST}, the file or folder to read")
     parser.add_argument("--rules", metavar="FILE", help=RULES_HELP)
     add_signatures_option(parser)
@@ -81,10 +83,10 @@ def _ingest(path: str) -> int:
     """Print the table of a wheel or a folder. It is untrusted, so another process with limits reads it."""
     command = [sys.executable, "-P", "-B", "-m", "vllm_operator.tools", "read-build", path]
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, timeout=300, check=True)
-        content = json.loads(done.stdout)
-        parse_entry(VersionTable, content)
-    except (ValueError, RecursionError, subprocess.SubprocessError) as error:
+        done = subprocess.run(command, stdout=subprocess.PIPE, encoding="ascii", timeout=INGEST_SECONDS, check=False)
+        content = unpack(find_packed(done.stdout))
+        read_table(content)
+    except (EntryError, UnicodeError, subprocess.TimeoutExpired) as error:
         raise InputError(f"{path or 'no file'} is no wheel of vLLM and no folder with it: {error}") from None
     print_as(content, "json")
     return 0

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from vllm_operator.api.labels import KIND
 from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.catalog.builds import read_table
 from vllm_operator.catalog.loader import Catalog, load_catalog
 from vllm_operator.catalog.user_entries import check_yaml, read_instance_types, with_user_rules
 from vllm_operator.cli.inputs import InputError, invalid, name_of_file, read_text
@@ -19,6 +20,7 @@ from vllm_operator.sizing.formats import LENGTH_BYTES, TensorSizes, add_up, head
 from vllm_operator.sizing.model_facts import ModelFiles
 
 RULES_HELP = "file with custom rules: the ConfigMap that the operator reads, or a list of rules (- is standard input)"
+VERSION_TABLE_HELP = "file from `vllm-operator catalog ingest`, for the build of vLLM in the image"
 DEPTH_LIMIT = 200
 """Maximum nesting of lists and mappings. Kubernetes objects have less, and unlimited recursion would crash the parser."""
 VALUES_LIMIT = 20_000_000
@@ -65,9 +67,18 @@ def parse_deployment(manifest: Mapping[str, Any]) -> VLLMDeployment:
         raise invalid(f"the {KIND} {name_of(manifest)} is", problems) from error
 
 
-def catalog_with(texts: Mapping[str, Mapping[str, str]]) -> Catalog:
-    """Load the catalog with the texts of ConfigMaps, by setting as in `ClusterObjects`. Report invalid entries on standard error."""
+def catalog_with(texts: Mapping[str, Mapping[str, str]], version_table: str | None = None) -> Catalog:
+    """Load the catalog with the texts of ConfigMaps, by setting as in `ClusterObjects`, and with the table of a build in a file.
+
+    Report invalid entries on standard error. Raises InputError if the file has no table.
+    """
     catalog, problems = load_catalog(), list[str]()
+    if version_table is not None:
+        try:
+            build = read_table(json.loads(read_text(version_table)))
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{name_of_file(version_table)} is not the table of a vLLM version: {error}") from None
+        catalog = replace(catalog, versions=replace(catalog.versions, build=build))
     if rules := texts.get("rules"):
         catalog, read = with_user_rules(catalog, rules)
         problems += read.problems

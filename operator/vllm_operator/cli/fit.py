@@ -16,12 +16,12 @@ from typing import Any
 from vllm_operator.api.spec import EngineSpec, ModelSpec, ParallelismSpec, Quantization, VLLMDeploymentSpec
 from vllm_operator.catalog.entry import load_file
 from vllm_operator.catalog.gpus import GPUs, Product
-from vllm_operator.catalog.loader import Catalog, load_catalog
+from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.memory import MemoryFacts, load_memory
 from vllm_operator.catalog.models import KnownShapes, load_shapes
 from vllm_operator.catalog.notes import say
 from vllm_operator.catalog.versions import Release, parse_release
-from vllm_operator.cli.documents import read_model_files
+from vllm_operator.cli.documents import VERSION_TABLE_HELP, catalog_with, read_model_files
 from vllm_operator.cli.inputs import STANDARD_INPUT, InputError, add_output, print_as, read_input
 from vllm_operator.cli.terminal import table, wrap
 from vllm_operator.planning.engine.backends import choose_backends
@@ -69,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--context", metavar="N", help="tokens of one request (--max-model-len), such as 128k; default: the model's own")
     parser.add_argument("--concurrency", type=float, default=1.0, metavar="N", help="requests of this length at a time (default: 1)")
     parser.add_argument("--version", metavar="V", help="vLLM version; default: the newest in the catalog")
+    parser.add_argument("--version-table", metavar="FILE", help=VERSION_TABLE_HELP)
     parser.add_argument("--model-config", metavar="FILE", help="config.json of the model, or the folder with it and the weights")
     parser.add_argument("--checkpoint-bytes", type=int, metavar="N", help="total_size in the index of the model's safetensors")
     parser.add_argument("--quantization", default="", metavar="FORMAT", help="format of the weights, such as fp8, awq or nvfp4")
@@ -122,8 +123,8 @@ def _run_model(arguments: argparse.Namespace) -> int:
     for name in ("max_num_seqs", "max_num_batched_tokens", "checkpoint_bytes", "concurrency", "gpu_memory_utilization"):
         if (value := getattr(arguments, name)) is not None and not 0 < value < 1 << 50:
             raise InputError(f"--{name.replace('_', '-')} must be a positive number, not {value}")
-    catalog = load_catalog()
-    version = catalog.versions.complete(arguments.version or catalog.versions.newest.version)
+    catalog = catalog_with({}, arguments.version_table)
+    version = catalog.versions.complete(arguments.version or catalog.versions.built or catalog.versions.newest.version)
     release = parse_release(version or "")
     if version is None or release is None:
         raise InputError(say("version.incomplete", version=arguments.version, newest=catalog.versions.newest.version))

@@ -75,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="config.json of the model, or its folder. The operator reads it from the hub, this command does not",
     )
     parser.add_argument("--rules", metavar="FILE", help=documents.RULES_HELP)
+    parser.add_argument("--version-table", metavar="FILE", help=documents.VERSION_TABLE_HELP)
     parser.add_argument(
         "--instance-types", metavar="FILE", help="file with the ConfigMap of node pools that a cluster autoscaler would add nodes to"
     )
@@ -106,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _show_revision(arguments)
     texts = documents.texts_in(arguments.rules, arguments.instance_types)
     found = _read_files(arguments) if arguments.filename else _read_live(arguments)
-    catalog = documents.catalog_with({**found.texts, **texts})
+    catalog = documents.catalog_with({**found.texts, **texts}, arguments.version_table)
     files = documents.read_model_files(arguments.model_config) if arguments.model_config else ModelFiles()
     resource = documents.parse_deployment(found.resource)
     merged = merge_preset_of(resource, found.objects)

@@ -1,10 +1,12 @@
 """Reads the variables, flags and names of backends of a build of vLLM from its sources: `read-build WHEEL|FOLDER`.
 
-The folder may be an unpacked wheel, or contain an installed vLLM anywhere, as the root of an image does. The sources are untrusted: they
-are parsed as text and never imported, within limits of memory and time. A file that cannot be read is left out.
+The folder may be an unpacked wheel, or contain an installed vLLM anywhere, as the root of an image does. The program prints one line, for
+`catalog/builds.py`. The sources are untrusted: they are parsed as text and never imported, within limits of memory and time. A file that
+cannot be read is left out; without variables or flags there is no table.
 """
 
 import ast
+import base64
 import json
 import os
 import re
@@ -12,12 +14,14 @@ import resource
 import sys
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 from vllm_operator.tools.build import package_folders
 
+MARK = "vllm-operator-build "
 FILE_LIMIT, NAMES_LIMIT, TABLE_LIMIT = 2 * 1024 * 1024, 1000, 256 * 1024
 """Maximum bytes of a file, names of one kind, and bytes of the result."""
 CPU_SECONDS, MEMORY_BYTES = 120, 2 << 30
@@ -216,11 +220,11 @@ def run(path: str) -> int:
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     try:
-        written = json.dumps(read_table(path))
+        written = json.dumps(read_table(path)).encode()
         if len(written) > TABLE_LIMIT:
             raise ValueError(f"its table is larger than {TABLE_LIMIT} bytes")
     except (ValueError, OSError, MemoryError) as error:
         print(f"{path} cannot be read as a build of vLLM: {error or type(error).__name__}", file=sys.stderr)
         return 1
-    print(written)
+    print(MARK + base64.b64encode(zlib.compress(written, 9)).decode())
     return 0

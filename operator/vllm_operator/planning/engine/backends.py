@@ -400,7 +400,7 @@ class _Choosing:
         setting = pin.setting or ""
         taking = (each for each in self._invocations(pin.component) if each.flag and setting.startswith(f"{each.flag} "))
         known = {name.upper() for each in taking for name in each.backends(self.table)}
-        exact = self.version.is_known and self.version.distribution is Distribution.VLLM
+        exact = self.version.has_exact_names
         return exact and pin.component in (*FIELDS, Component.KV_CACHE) and bool(known) and pin.backend.upper() not in {*known, "AUTO"}
 
     def _refusing(self, setting: Setting) -> Rule | None:

@@ -42,11 +42,18 @@ class ResolvedVersion:
     image: str
     distribution: Distribution = Distribution.VLLM
     notes: tuple[Note, ...] = ()
+    is_read: bool = False
+    """Whether the table was read from the image."""
 
     @property
     def is_known(self) -> bool:
         """Whether the table belongs to exactly this version, not to a neighbour."""
         return self.table is not None and self.version.removeprefix("v") == self.table.version
+
+    @property
+    def has_exact_names(self) -> bool:
+        """Whether a name that is not in the table does not exist."""
+        return self.is_read or (self.is_known and self.distribution is Distribution.VLLM)
 
 
 def split_image(image: str) -> tuple[str, str | None]:
@@ -74,7 +81,7 @@ def resolve_version(engine: EngineSpec | None, versions: Versions) -> ResolvedVe
     distribution = engine.distribution or Distribution.VLLM
     newest = versions.newest.version
     tagged = version_of_image(engine.image) if engine.image else None
-    given = _normalize(engine.version) if engine.version else tagged
+    build, given = versions.build, _normalize(engine.version) if engine.version else versions.built or tagged
     version, found = (versions.complete(given) if given else None), list[Note]()
     if given is not None and version is None:
         return Verdict(FALSE, Reason.INVALID_SPEC, say("version.incomplete", version=given, newest=newest))
@@ -91,9 +98,11 @@ def resolve_version(engine: EngineSpec | None, versions: Versions) -> ResolvedVe
     found += [Note(Severity.INFO if resolution.table else Severity.RISK, resolution.note)] if resolution.note else []
     if resolution.note and engine.image is None and distribution is Distribution.VLLM:
         found.append(note("version.guessed-image", image=image))
-    if tagged and parse_release(versions.complete(tagged) or tagged) != parse_release(version):
+    if build is not None and resolution.table is not None:
+        found.append(note("version.read", build=build.version, version=resolution.table.version))
+    elif tagged and parse_release(versions.complete(tagged) or tagged) != parse_release(version):
         found.append(note("version.differs", version=version, tagged=tagged))
-    return ResolvedVersion(version, resolution.table, image, distribution, tuple(found))
+    return ResolvedVersion(version, resolution.table, image, distribution, tuple(found), build is not None)
 
 
 def check_image(

@@ -131,7 +131,7 @@ def check_names(overrides: Overrides, version: ResolvedVersion, catalog: Catalog
     known = _flags_of(version.distribution, catalog)
     flags = [flag for flag in overrides.arguments if flag.startswith("--") and not table.knows_flag(flag) and flag not in known]
     flags += [field for flag, value in overrides.arguments.items() for field in _fields(flag, value) if not table.knows_flag(field)]
-    exact = version.is_known and version.distribution is Distribution.VLLM
+    exact = version.has_exact_names
     severity = Severity.FAILURE if exact else Severity.RISK
     notes = []
     for flag in flags[:UNKNOWN_LIMIT]:
