@@ -7,9 +7,9 @@ from typing import Any
 
 from support.fake_cluster import FakeCluster
 from support.gpus import real_node
-from support.verdicts import cache_verdict, plan_verdict, without_link
+from support.verdicts import cache_verdict, plan_verdict
 from vllm_operator.api import labels
-from vllm_operator.api.conditions import Verdict, find_condition
+from vllm_operator.api.conditions import Verdict, find_condition, without_link
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import CacheStatus, Condition, VLLMDeploymentStatus

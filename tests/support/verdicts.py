@@ -3,14 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from vllm_operator.api.conditions import FALSE, PLAN_DRIFTED, READY, REFUSALS, TRUE, UNKNOWN, Verdict, find_condition
+from vllm_operator.api.conditions import FALSE, PLAN_DRIFTED, READY, REFUSALS, TRUE, UNKNOWN, Verdict, find_condition, without_link
 from vllm_operator.api.reading import Manifest
 from vllm_operator.api.status import VLLMDeploymentStatus
-
-
-def without_link(message: str) -> str:
-    """The message of a condition without the link to the page about its reason."""
-    return message.partition(" (See https://")[0]
 
 
 def plan_verdict(status: VLLMDeploymentStatus | Manifest) -> Verdict:

@@ -313,6 +313,11 @@ def set_conditions(previous: Sequence[Condition], verdicts: Mapping[str, Verdict
     )
 
 
+def without_link(message: str) -> str:
+    """Return the message of a condition without the link to the page about its reason."""
+    return message.partition(f" (See {PAGES}/")[0]
+
+
 def _with_link(type: str, verdict: Verdict) -> str:
     """Return the message with the page about its reason, if the condition is not as it normally is. Messages about crashes have a link.
 

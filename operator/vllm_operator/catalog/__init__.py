@@ -4,7 +4,8 @@ Modules by subject (the data is in `data/`):
 
     all files     entry (reading, the form of an entry, messages about mistakes), loader (everything at once)
     machines      gpus (and images)
-    vLLM          versions, caches (directories of an engine, priming), backends (where each works, its settings, answers of selectors)
+    vLLM          versions, builds (tables read from images), caches (directories of an engine, priming), backends (where each works, its
+                  settings, answers of selectors)
     models        models (families, and sizes of well-known ones), memory (other memory of an engine)
     decisions     rules, rule_matching (when a rule applies), notes (texts of a plan)
     starts        startup (lines of a start, crashes with remedies), templates (how texts of crashes are filled in)

@@ -25,7 +25,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from vllm_operator.api import reading
-from vllm_operator.api.conditions import ROLLED_BACK, TRUE, Reason, Verdict, find_condition
+from vllm_operator.api.conditions import ROLLED_BACK, TRUE, Reason, Verdict, find_condition, without_link
 from vllm_operator.api.labels import SERVED_ANNOTATION
 from vllm_operator.api.operation import RolloutSpec
 from vllm_operator.api.reading import Manifest
@@ -170,7 +170,7 @@ def rolled_back(observed: Observation, rollback: RollbackStatus | None, failure:
     before, messages = find_condition(observed.previous.conditions, ROLLED_BACK), observed.messages
     facts: dict[str, Any] = {"rollback": rollback, "metadata": observed.resource.metadata}
     if failure is None and before is not None:
-        text = before.message
+        text = without_link(before.message)
     else:
         why, remedy = (failure.why, failure.remedy or "") if failure is not None else ("", "")
         text = messages.fit("rollback.done", shrink=("why", "remedy"), why=why, remedy=remedy, **facts)
