@@ -9,6 +9,7 @@ import pytest
 from support.fleet import Fleet
 from support.gpus import real_node
 from support.operators import Bench
+from vllm_operator.api.conditions import without_link
 from vllm_operator.kube.client import DEPLOYMENT, EVENT, NODE, POD, Unavailable
 
 H100, H200 = {"products": ["NVIDIA-H100-80GB-HBM3"]}, {"products": ["NVIDIA-H200"]}
