@@ -276,6 +276,23 @@ CASES: dict[str, tuple[list[str], str]] = {
     "StableOperatorFailed": (["torch/_ops.py"], 'RuntimeError: torch_call_dispatcher("aten::empty", "", stack.data()) API call failed'),
     "TransferredDataLost": (["lmcache/v1/storage_backend/pd_backend.py"], "AssertionError: Key 7 not found in local data."),
     "SizeNotDivisible": (["flashinfer/fused_moe/core.py"], "AssertionError: K must be divisible by blockK"),
+    "GemmFailed": ([WORKER, "vllm/_custom_ops.py"], "RuntimeError: cutlass_gemm_caller, Error Internal at scaled_mm_c3x.cu:92"),
+    "CompiledPartMissing": (["torch/_classes.py"], "RuntimeError: Tried to instantiate class '_core_C.ScalarType', but it does not exist!"),
+    "DeviceNotReady": ([WORKER, "flashinfer/autotuner.py"], "RuntimeError: CUDA driver error: device not ready"),
+    "LoadedDuringCapture": (
+        ["vllm/compilation/cuda_graph.py", "triton/compiler/compiler.py"],
+        "RuntimeError: Triton Error [CUDA]: operation not permitted",
+    ),
+    "EncoderGraphFailed": ([WORKER, "vllm/v1/worker/encoder_cudagraph.py"], "RuntimeError: the sizes of buffer and input differ"),
+    "OutputTypeOfFp8": (["vllm/v1/attention/backends/flash_attn.py"], "RuntimeError: For FP8 input, output must have dtype BF16"),
+    "TurboQuantTypeLost": (["vllm/v1/attention/backends/turboquant_attn.py"], "ValueError: Unknown TurboQuant cache dtype: 'auto'"),
+    "FlashInferApiMissing": (
+        ["vllm/models/deepseek_v4/nvidia/flashinfer_sparse.py"],
+        "RuntimeError: it requires FlashInfer's sparse MLA API",
+    ),
+    "NeuronExecutionFailed": ([WORKER], "RuntimeError: Failed to execute the model status=1006 message=Out-Of-Bounds access"),
+    "IndexOutOfBounds": (["vllm/v1/worker/gpu_input_batch.py"], "IndexError: index 306 is out of bounds for dimension 0 with size 306"),
+    "LmcacheSerdeFailed": (["lmcache/storage_backend/serde/turboquant_serde.py"], "AssertionError: the tensor is not of a supported type"),
 }
 
 
