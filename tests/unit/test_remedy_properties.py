@@ -23,6 +23,13 @@ VARIATIONS: dict[str, tuple[str, ...]] = {
     "eager": ("", "True"),
     "nccl": ("", "True"),
     "cached": ("", "True"),
+    "gemm": ("", "CutlassFP8ScaledMMLinearKernel"),
+    "given": ("", "{'model': '/m', 'linear_backend': 'marlin'}"),
+    "survived": ("", "CudaOutOfMemory"),
+    "fusions": ("", "allreduce_rms"),
+    "qwix": ("", "True"),
+    "built": ("", "module_top_k"),
+    "fixed": ("", "Explicitly"),
     "notices": ("", "PackagesReplaced"),
     "stage": ("", "WeightLoad", "MemoryProfiling", "Ready"),
     "utilization": ("", "0.3", "0.92"),
@@ -106,7 +113,9 @@ def test_the_texts_of_a_signature_are_sentences_for_every_device_stage_and_setti
     for others, name in product(({}, everything), VARIATIONS):
         for value in VARIATIONS[name]:
             known = {each: text for each, text in {**others, name: value, **captures}.items() if text}
-            for text in texts(signature, known):
+            cause, remedy = texts(signature, known)
+            is_shown = bool(cause) or signature.severity is Severity.FATAL  # a notice without a cause is not shown
+            for text in (cause, remedy) if is_shown else ():
                 assert reads_well(text, quoted=captures.values()), text
 
 
