@@ -6,7 +6,7 @@ from typing import Any
 
 from support.cluster import Manifest, is_ready
 from vllm_operator.api import labels
-from vllm_operator.api.conditions import ALWAYS, AVAILABLE, CRASHED, ORDER, READY, WHILE_TRUE, Reason
+from vllm_operator.api.conditions import ALWAYS, AVAILABLE, CRASHED, ORDER, READY, WHILE_TRUE, Reason, without_link
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.status.knowledge import load_knowledge
 
@@ -45,7 +45,7 @@ def _unexplained(resource: Manifest) -> Iterator[str]:
             yield f"{what}: {message}"
         if reason not in documented_reasons():
             yield f"{what}: no such reason is documented"
-        if not 0 < len(message) <= LONGEST_MESSAGE or not message.isprintable():
+        if not 0 < len(without_link(message)) <= LONGEST_MESSAGE or not message.isprintable():
             yield f"{what}: the message is {message!r}"
 
 
