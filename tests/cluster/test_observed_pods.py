@@ -15,7 +15,7 @@ from support.audit import AuditTrail, Request
 from support.cluster import Cluster, Manifest, Simulator, the_pod
 from support.engines import eventually
 from support.operator_process import OperatorProcess, has, llama
-from support.peers import PEERS
+from support.peers import COMPLETE, PEERS, STILL
 from support.sessions import own_namespace
 from support.stories import LOADING, RUNNING, TOO_LONG
 from testenv import Environment
@@ -24,13 +24,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.extended, pytest.mark.timeout(400
 
 TOOLS = ("kserve", "llm-d", "production-stack", "dynamo", "kaito", "deployment")
 BUILT = b"INFO 11-21 12:00:30 [backends.py:376] Cache the graph of compile range (1, 8192) for later use\n"
-COMPLETE = b"INFO:     Application startup complete.\n"
-STILL = (
-    b"INFO 11-21 12:05:00 [shm_broadcast.py:501] No available shared memory broadcast block found in 60 seconds. This typically happens"
-    b" when some processes are hanging or doing some time-consuming work (e.g. compilation, weight/kv cache quantization).\n"
-    b"INFO 11-21 12:05:10 [loggers.py:127] Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 0.0 tokens/s,"
-    b" Running: 3 reqs, Waiting: 0 reqs, GPU KV cache usage: 1.2%, Prefix cache hit rate: 0.0%\n"
-)
 ROUNDS = 3
 
 

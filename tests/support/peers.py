@@ -9,6 +9,14 @@ from typing import Any
 
 Manifest = dict[str, Any]
 
+COMPLETE = b"INFO:     Application startup complete.\n"
+STILL = (
+    b"INFO 11-21 12:05:00 [shm_broadcast.py:501] No available shared memory broadcast block found in 60 seconds. This typically happens"
+    b" when some processes are hanging or doing some time-consuming work (e.g. compilation, weight/kv cache quantization).\n"
+    b"INFO 11-21 12:05:10 [loggers.py:127] Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 0.0 tokens/s,"
+    b" Running: 3 reqs, Waiting: 0 reqs, GPU KV cache usage: 1.2%, Prefix cache hit rate: 0.0%\n"
+)
+"""Lines of an engine that stands still although it has requests."""
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 GPU = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
 

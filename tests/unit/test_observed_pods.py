@@ -9,7 +9,7 @@ import pytest
 
 from support.fake_cluster import FakeCluster
 from support.operators import known_crashes
-from support.peers import OTHERS, PEERS
+from support.peers import COMPLETE, OTHERS, PEERS, STILL
 from support.stories import LOADING, TOO_LONG
 from vllm_operator.api.labels import CONTAINER
 from vllm_operator.controller import observed_pods
@@ -24,13 +24,6 @@ Manifest = dict[str, Any]
 NOW = datetime.now(UTC)
 RUNNING_LINE = b"INFO 11-21 12:00:00 [api_server.py:1] vLLM API server version 0.20.1\n"
 BUILT = b"INFO 11-21 12:00:30 [backends.py:200] Cache the graph of compile range (1, 2048) for later use\n"
-COMPLETE = b"INFO:     Application startup complete.\n"
-STILL = (
-    b"INFO 11-21 12:05:00 [shm_broadcast.py:501] No available shared memory broadcast block found in 60 seconds. This typically happens"
-    b" when some processes are hanging or doing some time-consuming work (e.g. compilation, weight/kv cache quantization).\n"
-    b"INFO 11-21 12:05:10 [loggers.py:127] Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 0.0 tokens/s,"
-    b" Running: 3 reqs, Waiting: 0 reqs, GPU KV cache usage: 1.2%, Prefix cache hit rate: 0.0%\n"
-)
 
 
 FOREVER = 60.0
