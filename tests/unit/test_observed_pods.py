@@ -21,7 +21,6 @@ from vllm_operator.kube.client import EVENT, POD, Forbidden, Unavailable
 from vllm_operator.pods.view import Phase, as_own, find_engine, read_pod
 
 Manifest = dict[str, Any]
-NOW = datetime.now(UTC)
 RUNNING_LINE = b"INFO 11-21 12:00:00 [api_server.py:1] vLLM API server version 0.20.1\n"
 BUILT = b"INFO 11-21 12:00:30 [backends.py:200] Cache the graph of compile range (1, 2048) for later use\n"
 
@@ -30,7 +29,8 @@ FOREVER = 60.0
 
 
 def stamp(seconds: float) -> str:
-    return (NOW + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    """So many seconds after now. The observer reads the same clock, and what is long over is not told."""
+    return (datetime.now(UTC) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def timed(*parts: bytes, at: float = -60.0) -> list[bytes]:
