@@ -15,6 +15,7 @@ from support import helm
 from support.cluster import Cluster, RefusedError, Simulator, is_ready, simulated
 from support.docs_commands import GUIDES, ROOT, WALK, Command, to_run
 from support.operator_process import OperatorProcess, has, llama
+from support.wheels import write_wheel
 from testenv import Environment
 from testenv.binaries import find_binary
 
@@ -72,6 +73,7 @@ class Reader:
             shutil.copy(CORPUS.parent / "nodes" / f"h100-follower-model-missing-rank{rank}.log", folder / f"r{rank}.log")
         for source, name in IMPORTED.items():
             shutil.copy(ROOT / "tests" / "golden" / "imports" / f"{source}.yaml", folder / f"{name}.yaml")
+        write_wheel(folder / "vllm-0.34.0rc1.dev12-cp38-abi3-manylinux_2_31_x86_64.whl", "0.34.0rc1.dev12+gabc")
         helm.run("package", helm.CHART, "--destination", folder / "dist")
         programs = folder / "bin"
         programs.mkdir()
@@ -163,22 +165,33 @@ async def with_what_guides_begin_with(reader: Reader) -> None:
     await reader.run("cp deployment.yaml chat.yaml && kubectl apply --namespace models -f chat.yaml")
 
 
+async def make_crashed_pod(cluster: Cluster, name: str) -> None:
+    """Make a Pod as another tool would: its engine has crashed once and runs again."""
+    sim = Simulator(cluster)
+    # on the Pod itself: what a namespace says may be known a moment after the Pod is there
+    script = simulated(pull="0", path="crash", crash_after="0.5", crash_times="1", load="0")
+    container = {"name": "engine", "image": "vllm/vllm-openai:v0.20.1"}
+    spec = {"containers": [container], "tolerations": [{"operator": "Exists"}]}
+    metadata = {"name": name, "namespace": cluster.namespace, "annotations": script}
+    await cluster.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+    log = sim.log(name, container="engine")
+    log.write((CORPUS / "gpu-util-too-low.log").read_bytes())
+    log.exit()
+    sim.log(name, container="engine", run=1).write(b"INFO 11-21 12:00:00 [api_server.py:1] vLLM API server version 0.20.1\n")
+    await cluster.wait_for("Pod", name, lambda pod: "'restartCount': 1" in str(pod) and is_ready(pod))
+
+
+async def with_observed_models(reader: Reader) -> None:
+    """Served models, and a Pod of KServe."""
+    await with_models(reader)
+    await reader.run("kubectl create namespace kserve")
+    await make_crashed_pod(reader.namespace("kserve"), "llama3-predictor-7d4-x")
+
+
 async def with_a_crashed_pod(reader: Reader) -> None:
-    """A Pod `my-pod` that nobody of ours made, on its second run, in both namespaces; and a log of the operator."""
+    """A crashed Pod `my-pod` in both namespaces, and a log of the operator."""
     for namespace in ("default", "models"):
-        cluster = reader.namespace(namespace)
-        sim = Simulator(cluster)
-        # on the Pod itself: what a namespace says may be known a moment after the Pod is there
-        script = simulated(pull="0", path="crash", crash_after="0.5", crash_times="1", load="0")
-        container = {"name": "engine", "image": "vllm/vllm-openai:v0.20.1"}
-        spec = {"containers": [container], "tolerations": [{"operator": "Exists"}]}
-        metadata = {"name": "my-pod", "namespace": namespace, "annotations": script}
-        await cluster.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
-        log = sim.log("my-pod", container="engine")
-        log.write((CORPUS / "gpu-util-too-low.log").read_bytes())
-        log.exit()
-        sim.log("my-pod", container="engine", run=1).write(b"INFO 11-21 12:00:00 [api_server.py:1] vLLM API server version 0.20.1\n")
-        await cluster.wait_for("Pod", "my-pod", lambda pod: "'restartCount': 1" in str(pod) and is_ready(pod))
+        await make_crashed_pod(reader.namespace(namespace), "my-pod")
     system = reader.namespace("vllm-system")
     for pod in await system.list_all("Pod"):
         Simulator(system).log(pod["metadata"]["name"], container="operator").write(b"serving\n")
@@ -188,7 +201,7 @@ PREPARATIONS: Mapping[str, Callable[[Reader], Awaitable[None]]] = {
     "docs/quickstart-kind.md": on_kind,
     "docs/install.md": with_namespaces,
     "docs/quickstart-gpu.md": with_gpus,
-    "docs/operations.md": with_models,
+    "docs/operations.md": with_observed_models,
     "docs/importing.md": with_a_deployment,
     "docs/guides/migrating.md": with_what_guides_begin_with,
     "docs/troubleshooting.md": with_a_crashed_pod,

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from ingest_vllm import main, render
 from support.gpus import inventory_of, real_node
 from support.plans import deployment, known, made
+from support.wheels import FILES, VERSION, write_wheel
 from vllm_operator.__main__ import main as command_line
 from vllm_operator.api.labels import API_VERSION, KIND
 from vllm_operator.catalog.builds import MARK, PACKED_LIMIT, TABLE_LIMIT, find_packed, read_packed
@@ -26,67 +27,10 @@ from vllm_operator.catalog.versions import VersionTable, build_versions, load_ve
 from vllm_operator.planning.planner import plan
 from vllm_operator.tools.vllm_build import read_table
 
-FILES = {
-    "vllm/envs.py": """
-import os
-from helpers import env_with_choices, deprecated_env
-environment_variables = {
-    "VLLM_MAIN_CUDA_VERSION": lambda: os.getenv("VLLM_MAIN_CUDA_VERSION", "").lower() or "14.1",
-    "VLLM_USE_SOMETHING": lambda: bool(int(os.getenv("VLLM_USE_SOMETHING", "1"))),
-    "VLLM_KIND": env_with_choices("VLLM_KIND", None, ["fast", "slow"]),
-    "VLLM_OLD": deprecated_env("VLLM_OLD", "v9", lambda: os.getenv("VLLM_OLD", "0")),
-    "VLLM_PLAIN": lambda: os.environ.get("VLLM_PLAIN", None),
-}
-raise RuntimeError("a wheel is never imported")
-""",
-    "vllm/engine/arg_utils.py": """
-class EngineArgs:
-    def add_cli_args(parser):
-        group.add_argument("--moe-backend", **kwargs["moe_backend"])
-        group.add_argument("--quantization", "-q", **kwargs["quantization"])
-        group.add_argument("--attention-config", "-ac", **kwargs["attention_config"])
-""",
-    "vllm/entrypoints/openai/cli_args.py": """
-class BaseFrontendArgs:
-    api_key: list[str] | None = None
-class FrontendArgs(BaseFrontendArgs):
-    port: int = 8000
-""",
-    "vllm/v1/attention/backends/registry.py": """
-class AttentionBackendEnum(Enum):
-    FLASH_ATTN = "vllm.a"
-    ROCM_ATTN = "vllm.b"
-    TRITON_MLA = "vllm.c"
-""",
-    "vllm/config/kernel.py": """
-MoEBackend = Literal["auto", "triton", "aiter"]
-class KernelConfig:
-    moe_backend: MoEBackend = "auto"
-""",
-    "vllm/config/attention.py": """
-class AttentionConfig:
-    backend: str | None = None
-    mla_prefill_backend: str | None = None
-""",
-    "vllm/config/parallel.py": 'All2AllBackend = Literal["naive", "pplx"]',
-    "vllm/config/cache.py": 'CacheDType = Literal["auto", "fp8"]',
-    "vllm/model_executor/models/registry.py": """
-_TEXT_MODELS = {"NewForCausalLM": ("new", "NewForCausalLM")}
-_GONE = {"OldForCausalLM": "0.39"}
-""",
-    "vllm/third_party/deep_gemm/__init__.py": "",
-    "vllm-0.40.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: vllm\nVersion: 0.40.0+cu141\nRequires-Dist: torch==2.20.0\n"
-    "Requires-Dist: flashinfer-python==0.9.0\nRequires-Dist: flashinfer-cubin==0.9.0\n",
-}
-
 
 @pytest.fixture
 def wheel(tmp_path: Path) -> Path:
-    path = tmp_path / "vllm-0.40.0-cp38-abi3-manylinux_2_28_x86_64.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, text in FILES.items():
-            archive.writestr(name, text)
-    return path
+    return write_wheel(tmp_path / "vllm-0.40.0-cp38-abi3-manylinux_2_28_x86_64.whl")
 
 
 def test_a_wheel_may_be_unpacked(wheel: Path, tmp_path: Path) -> None:
@@ -149,12 +93,9 @@ def test_a_file_that_is_no_vllm_wheel_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", ["../../../../tmp/mine", "", "latest", "0.40.0/x"])
 def test_a_version_that_is_none_becomes_no_file(version: str, tmp_path: Path) -> None:
-    path = tmp_path / "vllm.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, text in FILES.items():
-            archive.writestr(name, text.replace("0.40.0+cu141", version) if name.endswith("METADATA") else text)
+    wheel = write_wheel(tmp_path / "vllm.whl", version)
     with pytest.raises(ValueError, match="has no version that can be read"):
-        read_table(str(path))
+        read_table(str(wheel))
 
 
 def pack(content: Any) -> str:
@@ -169,7 +110,7 @@ def write(folder: Path, **changes: str) -> Path:
 
 
 def test_a_nightly_in_an_image_is_planned_by_its_own_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    metadata = {"vllm-0.40.0.dist-info/METADATA": FILES["vllm-0.40.0.dist-info/METADATA"].replace("0.40.0+cu141", "0.33.1.dev7+gabc")}
+    metadata = {"vllm-0.40.0.dist-info/METADATA": FILES["vllm-0.40.0.dist-info/METADATA"].replace(VERSION, "0.33.1.dev7+gabc")}
     write(tmp_path / "image/usr/local/lib/python3.12/dist-packages", **metadata)
     assert command_line(["catalog", "ingest", str(tmp_path / "image")]) == 0
     (tmp_path / "table.json").write_text(capsys.readouterr().out)
