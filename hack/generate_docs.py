@@ -16,13 +16,14 @@ from vllm_operator.api import conditions
 from vllm_operator.api.crd import custom_resource_definition, schema_of
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.spec import PresetSpec
-from vllm_operator.catalog.entry import Entry
+from vllm_operator.catalog.entry import Entry, load_file
 from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.rule_matching import Condition
 from vllm_operator.catalog.rules import Rule
 from vllm_operator.catalog.startup import Change, LinePattern, Signature, load_remedies, load_startup
 from vllm_operator.cli.catalog import SECTIONS, change_in_words, examples
 from vllm_operator.controller import settings
+from vllm_operator.status.knowledge import TerminationRule, TerminationRules
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -179,7 +180,26 @@ def signatures_reference() -> str:
             for name, it in sorted(remedies.items())
         ),
     )
+    lines += [
+        "\n## Ends that the log does not explain\n",
+        "How the container or the Pod ended, as the kubelet says. `diagnose POD` and the operator know them, `diagnose FILE` does not.\n",
+        *table("name | kind | cause | remedy | found by", map(termination_cells, load_terminations())),
+    ]
     return "\n".join(lines) + "\n"
+
+
+def load_terminations() -> list[TerminationRule]:
+    """Return the rules about ends, the first one of each name."""
+    rules = load_file(TerminationRules, "terminations.yaml")
+    return list({rule.id: rule for rule in reversed((*rules.containers, *rules.pods))}.values())[::-1]
+
+
+def termination_cells(rule: TerminationRule) -> list[str]:
+    shown = {"in_kubectl": "POD -n NAMESPACE", "node": "gpu-node-1", "message": "(its message)", "said": "(what stood still)"}
+    cause, remedy = (re.sub(r"\{(\w+)\}", lambda found: shown.get(found[1], ""), text) for text in (rule.cause, rule.remedy))
+    codes = ", ".join(map(str, rule.exit_codes))
+    found = f"exit code {codes}" if codes else f"{rule.probe} probe" if rule.probe else "last message" if rule.message else rule.reason
+    return [f"`{rule.id}`", "fatal", f"{table_cell(cause)}.", f"{table_cell(remedy)}.", found or "phase Failed"]
 
 
 def table_cell(text: str) -> str:

@@ -110,13 +110,12 @@ def test_a_link_leads_to_the_site_or_else_to_the_repository(page: str, link: str
 
 
 def test_every_reason_to_which_a_message_links_has_a_page() -> None:
-    startup = load_knowledge()
     reported = {
         name
         for name, _, group in generate_docs._documented(conditions.Reason)
         if group not in ("status.cache", conditions.NOT_REPORTED_REASONS)
     }
-    names = {getattr(conditions.Reason, name) for name in reported} | {signature.id for signature in startup.startup.signatures}
+    names = {getattr(conditions.Reason, name) for name in reported} | load_knowledge().documented
     assert names <= site_pages.reason_pages().keys()
     assert all(text.count("\n\n") >= 1 for text in site_pages.reason_pages().values())
 

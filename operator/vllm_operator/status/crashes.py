@@ -264,7 +264,7 @@ def _status(
         signature=wording.clean(crash.signature, 128),
         cause=cause,
         remedy=remedy or None,
-        reference=_page(observed.knowledge.signatures.get(crash.signature), crash.reference),
+        reference=_page(crash.signature) if crash.signature in observed.knowledge.documented else _own_page(crash.reference),
         pod=view.name,
         node=view.node or None,
         exit_code=code,
@@ -358,11 +358,14 @@ def _restore(crash: CrashStatus, signatures: Mapping[str, Signature]) -> CrashSt
     captures = max(({name: value for name, value in groups.items() if value is not None} for groups in found), key=len, default={})
     values = [(name, value) for name, value in captures.items() if value]
     cause, remedy = (wording.clean(fill_in(text, values), 1000) for text in (signature.cause, signature.remedy))
-    return crash.model_copy(update={"cause": cause, "remedy": remedy or None, "reference": _page(signature, None)})
+    return crash.model_copy(update={"cause": cause, "remedy": remedy or None, "reference": _page(signature.id)})
 
 
-def _page(signature: Signature | None, reference: str | None) -> str | None:
-    """Return the address of the page about a signature: in the documentation, or what the administrator's signature refers to."""
-    if signature is not None and not signature.is_user_defined:
-        return f"{PAGES}/{signature.id}"
+def _page(name: str) -> str:
+    """Return the address of the page about a crash in the documentation."""
+    return f"{PAGES}/{name}"
+
+
+def _own_page(reference: str | None) -> str | None:
+    """Return what the signature of an administrator refers to, if it is a page."""
     return wording.clean(reference, 500) if reference is not None and reference.startswith("https://") else None

@@ -147,6 +147,12 @@ class Knowledge:
         return frozenset(echoes | {rule.id for rule in self.terminations.containers if rule.is_weak})
 
     @cached_property
+    def documented(self) -> frozenset[str]:
+        """Names of crashes about which the documentation has a page."""
+        shipped = {signature.id for signature in self.startup.signatures if not signature.is_user_defined}
+        return frozenset(shipped | {rule.id for rule in (*self.terminations.containers, *self.terminations.pods)})
+
+    @cached_property
     def quarantining(self) -> frozenset[str]:
         """Signatures of damaged caches."""
         return self._with_action("quarantine-cache")
