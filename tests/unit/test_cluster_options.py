@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import yaml
 from support.claims import in_dra_mode
 from support.gpus import inventory_of, real_node
 from support.operators import controlled_by_deployment
-from vllm_operator.__main__ import PLUGIN_COMMANDS, add_arguments, kubectl_plugin
+from vllm_operator.__main__ import kubectl_plugin
 from vllm_operator.catalog.loader import load_catalog
+from vllm_operator.cli.catalog import INGEST, SECTIONS
+from vllm_operator.cli.commands import add_arguments, read_commands
 from vllm_operator.cli.gpus import gpus_page, rows_of, waiting_of
 from vllm_operator.cli.terminal import plain
 from vllm_operator.kube.connection import context_namespace, load_configuration
@@ -25,11 +28,11 @@ WITHOUT_OUTPUT = {"prime", "import", "rollback", "replan"}
 
 def actions_of(name: str) -> dict[str, argparse.Action]:
     parser = argparse.ArgumentParser()
-    add_arguments(parser, *PLUGIN_COMMANDS[name][:2])
+    add_arguments(parser, read_commands(plugin=True)[name])
     return {option: action for action in parser._actions for option in action.option_strings}
 
 
-@pytest.mark.parametrize("name", PLUGIN_COMMANDS)
+@pytest.mark.parametrize("name", read_commands(plugin=True))
 def test_each_command_has_the_options_of_kubectl_that_it_needs(name: str) -> None:
     options = actions_of(name)
     assert ({"--context", "--kubeconfig"} <= options.keys()) is (name not in OFFLINE)
@@ -40,6 +43,17 @@ def test_each_command_has_the_options_of_kubectl_that_it_needs(name: str) -> Non
         assert options["-n"].default is None, "the context says it"
     if "-o" in options:
         assert {"json", "yaml"} <= set(options["-o"].choices or ())
+
+
+@pytest.mark.parametrize("name", read_commands())
+def test_each_command_has_a_function(name: str) -> None:
+    module, _, function = read_commands()[name]["runs"].partition(":")
+    assert callable(getattr(import_module(f"vllm_operator.{module}"), function))
+
+
+def test_each_part_of_the_catalog_can_be_chosen() -> None:
+    (section, *_) = read_commands()["catalog"]["arguments"]
+    assert section["section"]["choices"] == [*SECTIONS, INGEST]
 
 
 @pytest.fixture

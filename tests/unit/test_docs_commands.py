@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from support.docs_commands import GUIDES, NOT_RUN, PAGES, ROOT, WALK, Command, commands, to_run, unmarked
-from vllm_operator.__main__ import COMMANDS, PLUGIN_COMMANDS, add_arguments
+from vllm_operator.cli import commands as cli
+from vllm_operator.cli.commands import add_arguments, read_commands
 
 ALL = [command for page in PAGES for command in commands(page)]
 
@@ -37,11 +38,11 @@ def test_what_is_said_in_passing_of_our_commands_is_so(page: Path) -> None:
     """Commands within a sentence: the command exists, and so do its options."""
     unknown = []
     for program, words in re.findall(r"`(vllm-operator|kubectl vllm) ([^`]+)`", page.read_text("utf-8")):
-        known = COMMANDS if program == "vllm-operator" else PLUGIN_COMMANDS
+        known = read_commands(plugin=program != "vllm-operator")
         name, *rest = words.split()
         if name.startswith("-"):
             continue
-        options = options_of(*known[name][:2]) if name in known else set()
+        options = options_of(known[name]) if name in known else set()
         unknown += [f"{program} {name}"] * (name not in known)
         unknown += [
             f"{program} {words}: {word}" for word in rest if word.startswith("-") and word != "-" and word.partition("=")[0] not in options
@@ -49,9 +50,9 @@ def test_what_is_said_in_passing_of_our_commands_is_so(page: Path) -> None:
     assert unknown == []
 
 
-def options_of(module: str, function: str) -> set[str]:
+def options_of(command: cli.Command) -> set[str]:
     parser = argparse.ArgumentParser()
-    add_arguments(parser, module, function)
+    add_arguments(parser, command)
     return {option for action in parser._actions for option in action.option_strings}
 
 

@@ -2,5 +2,5 @@
 
 commands  plan, create (also import, with `imports`), check, requests (prime, replan), revisions (history, rollback), fit, catalog,
           diagnose, diagnose_pod, status (also top, caches), gpus
-common    inputs, documents (files), live (a cluster), pasted_logs, scoring (of diagnoses), terminal (output)
+common    commands (all arguments), inputs, documents (files), live (a cluster), pasted_logs, scoring (of diagnoses), terminal (output)
 """

@@ -23,9 +23,9 @@ from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.startup import Change, Signature, StartupKnowledge, load_remedies, load_signature_samples
 from vllm_operator.catalog.templates import fill_in, fill_in_exactly
 from vllm_operator.catalog.versions import VersionTable, parse_release
-from vllm_operator.cli.diagnose import add_signatures_option, known_crashes
-from vllm_operator.cli.documents import RULES_HELP, catalog_with, texts_in
-from vllm_operator.cli.inputs import InputError, add_output, print_as
+from vllm_operator.cli.diagnose import known_crashes
+from vllm_operator.cli.documents import catalog_with, texts_in
+from vllm_operator.cli.inputs import InputError, print_as
 from vllm_operator.cli.terminal import NARROW, table
 from vllm_operator.sizing.model_facts import resolve_facts
 from vllm_operator.text.wording import listed, similar
@@ -44,19 +44,8 @@ class Section:
     find: Callable[[Catalog, str], Any] | None = None
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `catalog`."""
-    parser.add_argument(
-        "section", choices=(*SECTIONS, INGEST), help=f"the part of the catalog; {INGEST}: read a wheel of vLLM, or an image"
-    )
-    parser.add_argument("id", nargs="?", metavar="ID", help=f"show everything about this entry; with {INGEST}, the file or folder to read")
-    parser.add_argument("--rules", metavar="FILE", help=RULES_HELP)
-    add_signatures_option(parser)
-    add_output(parser)
-    parser.set_defaults(run=_show_catalog)
-
-
-def _show_catalog(arguments: argparse.Namespace) -> int:
+def show_catalog(arguments: argparse.Namespace) -> int:
+    """Print a part of the catalog, or the table of a build. Return the exit status."""
     if arguments.section == INGEST:
         return _ingest(arguments.id or "")
     section = SECTIONS[arguments.section]

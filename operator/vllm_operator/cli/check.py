@@ -17,7 +17,7 @@ from vllm_operator.api.reading import Manifest, integer, mapping, moment, named,
 from vllm_operator.api.spec import PRESET_PLURALS
 from vllm_operator.catalog.entry import load_file
 from vllm_operator.catalog.gpus import GPUs
-from vllm_operator.cli.inputs import add_namespace, add_output, print_as
+from vllm_operator.cli.inputs import print_as
 from vllm_operator.cli.live import OPERATOR, find_if_there, named_by, namespace_of, setting_of, with_client
 from vllm_operator.cli.terminal import table
 from vllm_operator.controller.inventory_reader import has_gpu_sign
@@ -39,13 +39,6 @@ INTEGRATIONS = {
 }
 """API groups with their titles, what needs them, and the setting of the operator."""
 IS_DEFAULT = "storageclass.kubernetes.io/is-default-class"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    add_namespace(parser)
-    add_output(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

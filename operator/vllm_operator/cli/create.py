@@ -18,7 +18,7 @@ from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.cli.documents import read_objects
 from vllm_operator.cli.imports.sources import find_engines
 from vllm_operator.cli.imports.translation import translate, valid_name
-from vllm_operator.cli.inputs import InputError, add_namespace, add_output, invalid, print_as
+from vllm_operator.cli.inputs import InputError, invalid, print_as
 from vllm_operator.cli.terminal import section
 from vllm_operator.planning.validation import violations
 from vllm_operator.sizing.resolve import find_product
@@ -27,21 +27,8 @@ _LAST = ("", "Look at the plan before you apply it: vllm-operator plan -f FILE -
 _LIVE = ("deployment/", "deploy/", "deployments/")
 
 
-def add_create_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `create`."""
-    parser.add_argument("model", metavar="MODEL", help="organisation/name on the hub, or a URI (hf://, pvc://, s3://, gs:// or az://)")
-    parser.add_argument("--name", metavar="NAME", help=f"name of the {KIND} (default: that of the model)")
-    parser.add_argument("--replicas", type=int, metavar="N", help="number of replicas (default: 1)")
-    parser.add_argument("--gpu", nargs="+", action="extend", default=[], metavar="GPU", help="only these GPUs, such as H100 or B200")
-    parser.add_argument("--context-length", type=int, metavar="N", help="tokens of one request; default: the model's own")
-    parser.add_argument("--concurrency", type=int, metavar="N", help="requests of this length at a time")
-    add_namespace(parser)
-    parser.add_argument("--dry-run", action="store_true", help="only print it")
-    add_output(parser)
-    parser.set_defaults(run=_create)
-
-
-def _create(arguments: argparse.Namespace) -> int:
+def create(arguments: argparse.Namespace) -> int:
+    """Create a VLLMDeployment, or print it. Return the exit status."""
     uri, gpus = arguments.model if "://" in arguments.model else f"hf://{arguments.model}", load_file(GPUs, "gpus.yaml")
     products = {given: find_product(given, gpus) for given in arguments.gpu}
     if unknown := next((given for given, product in products.items() if product is None), None):
@@ -78,24 +65,8 @@ def _given(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value not in (None, {})}
 
 
-def add_import_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `import`."""
-    parser.add_argument(
-        "source",
-        metavar="FILE|deployment/NAME",
-        help="file with a Deployment, an InferenceService or LLMInferenceService of KServe, an InferenceService and a Model of LLMKube, or "
-        "values of the production stack (- is standard input); or a Deployment of the cluster",
-    )
-    add_namespace(parser)
-    parser.add_argument(
-        "--model",
-        metavar="URI",
-        help="URI of the model (hf://, pvc://, s3://, gs:// or az://), if the manifest names none that can be used",
-    )
-    parser.set_defaults(run=_import)
-
-
-def _import(arguments: argparse.Namespace) -> int:
+def import_engines(arguments: argparse.Namespace) -> int:
+    """Print the VLLMDeployments, and the report. Return the exit status."""
     objects = _read(arguments)
     catalog = load_catalog()
     results = [(engine.source, *translate(engine, catalog, model=arguments.model)) for engine in find_engines(objects)]

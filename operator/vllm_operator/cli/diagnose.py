@@ -15,7 +15,7 @@ from pydantic.alias_generators import to_camel
 
 from vllm_operator.api.reading import stamp
 from vllm_operator.catalog.startup import StartupKnowledge, load_startup
-from vllm_operator.cli.inputs import InputError, add_output, name_of_file, print_as, read_input, read_text
+from vllm_operator.cli.inputs import InputError, name_of_file, print_as, read_input, read_text
 from vllm_operator.cli.pasted_logs import read_logs, severity
 from vllm_operator.cli.terminal import paragraph
 from vllm_operator.logs.crash import STALL, STILL, TOLD_TO_STOP
@@ -38,43 +38,6 @@ _WHOLE = (
     "Read the complete log of this start (after a restart, that of the previous container)."
     " Line {line} says that a process failed. The error is below it, at the end of the traceback."
 )
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    help_of_logs = (
-        "log of a vLLM start, from kubectl logs or any other source (- is standard input); of an engine on several nodes, those of all"
-    )
-    parser.add_argument("logs", metavar="LOGFILE", nargs="*", help=help_of_logs)
-    parser.add_argument(
-        "--score", metavar="FOLDER", help="diagnose all logs of a folder and compare with its labels.yaml (docs/accuracy.md)"
-    )
-    parser.add_argument("--since", metavar="DATE", default="", help="with --score: only logs from this day or month on, such as 2026-07")
-    parser.add_argument("--before", metavar="DATE", default="", help="with --score: only logs from before this day or month")
-    add_options(parser)
-    parser.set_defaults(run=run)
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of all commands that diagnose."""
-    add_signatures_option(parser)
-    add_output(parser)
-    parser.add_argument(
-        "--exit-code",
-        action="store_true",
-        help=f"exit with {CRASHED} if the log contains a crash. Without this flag, the exit status is 0 if the log could be read",
-    )
-
-
-def add_signatures_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option for the user's signatures."""
-    parser.add_argument(
-        "--signatures",
-        metavar="FILE",
-        action="append",
-        default=[],
-        help="YAML file with custom crash signatures, in the form of the built-in ones; can be repeated",
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:

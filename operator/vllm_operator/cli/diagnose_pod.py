@@ -13,7 +13,7 @@ from vllm_operator.api.labels import CONTAINER, GROUP_INDEX_LABEL, LWS_GROUP
 from vllm_operator.api.reading import text
 from vllm_operator.cli import diagnose
 from vllm_operator.cli.diagnose import Group
-from vllm_operator.cli.inputs import SIZE_LIMIT, add_namespace, print_as
+from vllm_operator.cli.inputs import SIZE_LIMIT, print_as
 from vllm_operator.cli.live import find_if_there, namespace_of, with_client
 from vllm_operator.controller.log_follower import LogLines, LogUnavailableError
 from vllm_operator.kube.client import EVENT, POD, ClusterClient, ClusterError, LogRequest
@@ -39,16 +39,6 @@ class Diagnosis:
     state: StartupState
     note: str
     view: PodView
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.add_argument("pod", metavar="POD", help="name of the Pod, as NAME or pod/NAME")
-    add_namespace(parser)
-    parser.add_argument("-c", "--container", help=f"container of the engine (default: {CONTAINER}, or the first one)")
-    parser.add_argument("-p", "--previous", action="store_true", help="read the log of the previous run")
-    diagnose.add_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

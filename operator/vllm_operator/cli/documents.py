@@ -19,8 +19,6 @@ from vllm_operator.cli.inputs import InputError, invalid, name_of_file, read_tex
 from vllm_operator.sizing.formats import LENGTH_BYTES, TensorSizes, add_up, header_length, read_header
 from vllm_operator.sizing.model_facts import ModelFiles
 
-RULES_HELP = "file with custom rules: the ConfigMap that the operator reads, or a list of rules (- is standard input)"
-VERSION_TABLE_HELP = "file from `vllm-operator catalog ingest`, for the build of vLLM in the image"
 DEPTH_LIMIT = 200
 """Maximum nesting of lists and mappings. Kubernetes objects have less, and unlimited recursion would crash the parser."""
 VALUES_LIMIT = 20_000_000

@@ -21,8 +21,8 @@ from vllm_operator.catalog.memory import MemoryFacts, load_memory
 from vllm_operator.catalog.models import KnownShapes, load_shapes
 from vllm_operator.catalog.notes import say
 from vllm_operator.catalog.versions import Release, parse_release
-from vllm_operator.cli.documents import VERSION_TABLE_HELP, catalog_with, read_model_files
-from vllm_operator.cli.inputs import STANDARD_INPUT, InputError, add_output, print_as, read_input
+from vllm_operator.cli.documents import catalog_with, read_model_files
+from vllm_operator.cli.inputs import STANDARD_INPUT, InputError, print_as, read_input
 from vllm_operator.cli.terminal import table, wrap
 from vllm_operator.planning.engine.backends import choose_backends
 from vllm_operator.planning.engine.image import ALLOW_ANYWAY, ResolvedVersion, resolve_version
@@ -60,27 +60,6 @@ class _Row:
     @property
     def fits(self) -> bool:
         return self.made.prediction is Prediction.STARTED and self.enough
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="organisation/name, such as Qwen/Qwen3-32B, or a URI")
-    parser.add_argument("--gpu", nargs="+", action="extend", default=[], metavar="GPU", help="only these GPUs, such as H100 or B200")
-    parser.add_argument("--context", metavar="N", help="tokens of one request (--max-model-len), such as 128k; default: the model's own")
-    parser.add_argument("--concurrency", type=float, default=1.0, metavar="N", help="requests of this length at a time (default: 1)")
-    parser.add_argument("--version", metavar="V", help="vLLM version; default: the newest in the catalog")
-    parser.add_argument("--version-table", metavar="FILE", help=VERSION_TABLE_HELP)
-    parser.add_argument("--model-config", metavar="FILE", help="config.json of the model, or the folder with it and the weights")
-    parser.add_argument("--checkpoint-bytes", type=int, metavar="N", help="total_size in the index of the model's safetensors")
-    parser.add_argument("--quantization", default="", metavar="FORMAT", help="format of the weights, such as fp8, awq or nvfp4")
-    parser.add_argument("--kv-cache-dtype", default="auto", metavar="TYPE", help="as in vLLM, such as fp8")
-    parser.add_argument("--gpu-memory-utilization", type=float, metavar="SHARE", help="as in vLLM; default: that of the version")
-    parser.add_argument("--max-num-seqs", type=int, metavar="N", help="as in vLLM; default: that of the version and GPU")
-    parser.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="as in vLLM; default: that of the version and GPU")
-    parser.add_argument("--enforce-eager", action="store_true", help="without CUDA graphs")
-    parser.add_argument("--cases", metavar="FILE", help="estimate each line of a file with cases in JSON (- is standard input)")
-    add_output(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 from vllm_operator.api.reading import named, text
 from vllm_operator.catalog.entry import load_file
 from vllm_operator.catalog.gpus import GPUs
-from vllm_operator.cli.inputs import add_connection, add_output, print_as
+from vllm_operator.cli.inputs import print_as
 from vllm_operator.cli.live import find_if_there, with_client
 from vllm_operator.cli.terminal import Line, Span, Style, grid, labelled, line, screen_width, show
 from vllm_operator.controller.inventory_reader import has_gpu_sign
@@ -24,13 +24,6 @@ from vllm_operator.text.wording import clean, few
 Pods = Sequence[Mapping[str, Any]]
 Claimed = Mapping[str, frozenset[str]] | None
 """Devices of ResourceClaims by the uid of the Pod; None if the claims cannot be listed."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    add_connection(parser)
-    add_output(parser, "wide")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

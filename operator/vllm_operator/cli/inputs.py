@@ -1,6 +1,5 @@
 """Input of commands, the options and the output that they share, and the error for invalid input. Quick to import."""
 
-import argparse
 import json
 import sys
 from collections.abc import Iterable
@@ -8,38 +7,10 @@ from typing import Any
 
 import yaml
 
-from vllm_operator.api.labels import SHORT_NAME
-
 INPUT_ERROR_STATUS = 2
 STANDARD_INPUT = "-"
 SIZE_LIMIT = 256 * 1024 * 1024
 """Maximum bytes of a file. The nodes of a very large cluster and the log of any start fit; an endless file does not."""
-
-
-def add_connection(parser: argparse.ArgumentParser) -> None:
-    """Add kubectl's options for the cluster."""
-    parser.add_argument("--context", metavar="NAME", help="context of the kubeconfig (default: the current one)")
-    parser.add_argument("--kubeconfig", metavar="FILE", help="kubeconfig (default: that of the variable KUBECONFIG, else ~/.kube/config)")
-
-
-def add_namespace(parser: argparse.ArgumentParser, *, lists: bool = False) -> None:
-    """Add kubectl's options for the cluster and the namespace, with `lists` also for all namespaces."""
-    add_connection(parser)
-    scope = parser.add_mutually_exclusive_group()
-    scope.add_argument("-n", "--namespace", metavar="NAMESPACE", help="namespace (default: that of the context)")
-    if lists:
-        scope.add_argument("-A", "--all-namespaces", action="store_true", help="all namespaces")
-
-
-def add_name(parser: argparse.ArgumentParser) -> None:
-    """Add the name of a VLLMDeployment, with the options for its namespace and the cluster."""
-    parser.add_argument("name", metavar="NAME", type=object_name, help="name of the VLLMDeployment")
-    add_namespace(parser)
-
-
-def add_output(parser: argparse.ArgumentParser, *more: str) -> None:
-    """Add the option for output that programs read, and `more` formats."""
-    parser.add_argument("-o", "--output", choices=("json", "yaml", *more), help="print in this format")
 
 
 def print_as(content: Any, form: str) -> None:
@@ -48,11 +19,6 @@ def print_as(content: Any, form: str) -> None:
         print(json.dumps(content, indent=2))
     else:
         print(yaml.safe_dump(content, sort_keys=False, width=140, allow_unicode=True), end="")
-
-
-def object_name(given: str) -> str:
-    """Return the name of a VLLMDeployment from NAME or, as in output of kubectl, vllm/NAME: a type of argparse."""
-    return given.removeprefix(f"{SHORT_NAME}/")
 
 
 class InputError(Exception):

@@ -20,7 +20,7 @@ from vllm_operator.api.resource import VLLMDeployment, is_workload, template_spe
 from vllm_operator.api.spec import PRESET_PLURALS
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.cli import documents
-from vllm_operator.cli.inputs import STANDARD_INPUT, InputError, add_namespace, add_output, invalid, object_name, print_as
+from vllm_operator.cli.inputs import STANDARD_INPUT, InputError, invalid, print_as
 from vllm_operator.cli.terminal import section, table, wrap
 from vllm_operator.inventory.devices import read_held
 from vllm_operator.inventory.node_labels import SLICES
@@ -51,54 +51,6 @@ _NO_NODES = (
     "No nodes were given, so the plan does not know the GPUs of the cluster. Add --nodes FILE (kubectl get nodes -o yaml > FILE), or give "
     "a NAME without -f to read everything from the cluster."
 )
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.add_argument(
-        "-f",
-        "--filename",
-        metavar="FILE",
-        action="append",
-        help="file with the VLLMDeployment (- is standard input). Repeat it for a file with its preset",
-    )
-    parser.add_argument(
-        "--nodes",
-        metavar="FILE",
-        help="file with the nodes of the cluster, from `kubectl get nodes -o yaml`; to take into account which GPUs are free, `kubectl get "
-        "nodes,pods -A -o yaml`; with dynamic resource allocation, `kubectl get nodes,resourceslices,resourceclaims -A -o yaml`; with "
-        "Karpenter, `kubectl get nodes,nodepools -o yaml`",
-    )
-    parser.add_argument(
-        "--model-config",
-        metavar="FILE",
-        help="config.json of the model, or its folder. The operator reads it from the hub, this command does not",
-    )
-    parser.add_argument("--rules", metavar="FILE", help=documents.RULES_HELP)
-    parser.add_argument("--version-table", metavar="FILE", help=documents.VERSION_TABLE_HELP)
-    parser.add_argument(
-        "--instance-types", metavar="FILE", help="file with the ConfigMap of node pools that a cluster autoscaler would add nodes to"
-    )
-    parser.add_argument(
-        "name",
-        nargs="?",
-        metavar="NAME",
-        type=object_name,
-        help="name of the VLLMDeployment. Without -f, it and what its plan depends on are read from the cluster: nodes, Pods with GPUs, "
-        "ResourceSlices, Karpenter's NodePools, and the ConfigMaps that the operator uses",
-    )
-    add_namespace(parser)
-    parser.add_argument("--diff", action="store_true", help="compare a new plan with the current plan")
-    parser.add_argument(
-        "--revision",
-        type=int,
-        nargs="?",
-        const=NEWEST,
-        metavar="N",
-        help="show the plan of revision N (default: the newest) and what changed with it, from the cluster or from FILE",
-    )
-    add_output(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ from vllm_operator.api.labels import KIND, PRIME_ANNOTATION, REPLAN_ANNOTATION
 from vllm_operator.api.reading import Manifest, mapping, named, text
 from vllm_operator.api.status import FILLED
 from vllm_operator.caches.address import reported_cache_claim
-from vllm_operator.cli.inputs import InputError, add_name, add_namespace, object_name
+from vllm_operator.cli.inputs import InputError
 from vllm_operator.cli.live import annotate, described, namespace_of, scope_of, with_client
 from vllm_operator.cli.terminal import wrap
 from vllm_operator.kube.client import VLLM_DEPLOYMENT, ClusterClient, Unavailable
@@ -31,20 +31,8 @@ PLAN_SECONDS = 30.0
 """Maximum time to wait for a plan if `prime` does not wait for the caches."""
 
 
-def add_prime_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `prime`."""
-    add_name(parser)
-    parser.add_argument(
-        "--timeout",
-        type=int,
-        default=3600,
-        metavar="SECONDS",
-        help="maximum time to wait (default: 3600). 0 requests priming and does not wait",
-    )
-    parser.set_defaults(run=_run_prime)
-
-
-def _run_prime(arguments: argparse.Namespace) -> int:
+def run_prime(arguments: argparse.Namespace) -> int:
+    """Request priming, and wait. Return the exit status."""
     wait = partial(prime, namespace=namespace_of(arguments), name=arguments.name, timeout_seconds=arguments.timeout)
     try:
         return with_client(arguments, described(arguments), wait)
@@ -101,19 +89,8 @@ def _state(resource: Manifest) -> tuple[str, str, str]:
     return key, state, text(resource, "status", "cache", "message") or ready or "Waiting for the operator."
 
 
-def add_replan_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `replan`."""
-    names = "names of VLLMDeployments. Without names, all whose plan would differ today"
-    parser.add_argument("names", nargs="*", metavar="NAME", type=object_name, help=names)
-    parser.add_argument("-l", "--selector", metavar="KEY=VALUE,...", default="", help="without names: only those with these labels")
-    add_namespace(parser, lists=True)
-    parser.add_argument("--wave", type=int, metavar="N", help="request N at a time, and wait until they serve; stop if one does not")
-    parser.add_argument("--timeout", type=int, default=3600, metavar="SECONDS", help="maximum time of a wave (default: 3600)")
-    parser.add_argument("--dry-run", action="store_true", help="only list them, with what would differ")
-    parser.set_defaults(run=_run_replan)
-
-
-def _run_replan(arguments: argparse.Namespace) -> int:
+def run_replan(arguments: argparse.Namespace) -> int:
+    """Request new plans, or list those that would differ. Return the exit status."""
     if (arguments.names and (arguments.selector or arguments.all_namespaces)) or arguments.wave == 0:
         raise InputError("give names, or choose with -l and -A; a wave has at least one")
     labels, namespace = read_selector(arguments.selector), scope_of(arguments)

@@ -17,7 +17,7 @@ from vllm_operator.api.reading import Manifest, moment, text
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.caches.measurement import read_record
 from vllm_operator.cli.documents import parse_deployment
-from vllm_operator.cli.inputs import InputError, add_name, add_output, print_as
+from vllm_operator.cli.inputs import InputError, print_as
 from vllm_operator.cli.live import annotate, described, read_with_revisions, with_client
 from vllm_operator.cli.plan import causes, difference_lines, plan_in, revisions_of
 from vllm_operator.cli.terminal import age, table, wrap
@@ -30,23 +30,8 @@ _RECORDS = {FAILED_ANNOTATION: "failed", SERVED_ANNOTATION: "served"}
 HEADER = ("REVISION", "AGE", "STATE", "GPU", "VLLM", "WHY")
 
 
-def add_history_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `history`."""
-    add_name(parser)
-    add_output(parser)
-    parser.set_defaults(run=_show_history)
-
-
-def add_rollback_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `rollback`."""
-    add_name(parser)
-    which = "its number (default: the last before the current one that served)"
-    parser.add_argument("revision", nargs="?", type=int, metavar="REVISION", help=which)
-    parser.add_argument("--dry-run", action="store_true", help="only print what would change")
-    parser.set_defaults(run=_roll_back)
-
-
-def _show_history(arguments: argparse.Namespace) -> int:
+def show_history(arguments: argparse.Namespace) -> int:
+    """Print the plans. Return the exit status."""
     manifest, objects = read_with_revisions(arguments)
     resource = parse_deployment(manifest)
     rows = history(resource, revisions_of(resource, objects), datetime.now(UTC))
@@ -125,7 +110,8 @@ def _end_command(resource: VLLMDeployment) -> str:
     return f"kubectl annotate vllm {resource.metadata.name} -n {resource.metadata.namespace} {ROLLBACK_ANNOTATION}-"
 
 
-def _roll_back(arguments: argparse.Namespace) -> int:
+def roll_back(arguments: argparse.Namespace) -> int:
+    """Request a rollback, and print what changes. Return the exit status."""
     manifest, objects = read_with_revisions(arguments)
     resource = parse_deployment(manifest)
     target, current, replaced = find_rollback(resource, revisions_of(resource, objects), arguments.revision)

@@ -16,36 +16,13 @@ from vllm_operator.api.labels import KIND, UNUSED_ANNOTATION
 from vllm_operator.api.reading import Manifest, integer, mapping, moment, named, objects, text
 from vllm_operator.caches.address import reported_cache_claim
 from vllm_operator.caches.claims import find_orphans
-from vllm_operator.cli.inputs import add_name, add_namespace, add_output, print_as
+from vllm_operator.cli.inputs import print_as
 from vllm_operator.cli.live import Read, described, find_if_there, last_renewal, namespace_of, scope_of, screens, with_client
 from vllm_operator.cli.terminal import Line, Span, Style, age, bar, grid, is_terminal, labelled, line, screen_width, show, show_each, table
 from vllm_operator.kube.client import CLAIM, EVENT, VLLM_DEPLOYMENT, ClusterClient, selector_of
 from vllm_operator.text.wording import clean, clock, count, duration
 
 _NOT_INSTALLED = "VLLMDeployment on this API server: the operator is not installed"
-
-
-def add_status_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `status`."""
-    add_name(parser)
-    add_output(parser)
-    parser.add_argument("-w", "--watch", action="store_true", help="redraw the screen every 2 seconds, until Ctrl-C")
-    parser.set_defaults(run=_show_status)
-
-
-def add_top_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `top`."""
-    add_namespace(parser, lists=True)
-    add_output(parser)
-    parser.add_argument("--once", action="store_true", help="print the table once, also on a terminal")
-    parser.set_defaults(run=_show_top)
-
-
-def add_caches_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `caches`."""
-    add_namespace(parser, lists=True)
-    add_output(parser)
-    parser.set_defaults(run=_show_caches)
 
 
 def _show(
@@ -72,7 +49,8 @@ def _show(
     return 0
 
 
-def _show_status(arguments: argparse.Namespace) -> int:
+def show_status(arguments: argparse.Namespace) -> int:
+    """Print the screen of one object. Return the exit status."""
     read = partial(read_object, name=arguments.name, namespace=namespace_of(arguments))
     if arguments.output:
         resource, events = with_client(arguments, described(arguments), read)
@@ -87,7 +65,8 @@ def _show_status(arguments: argparse.Namespace) -> int:
     )
 
 
-def _show_top(arguments: argparse.Namespace) -> int:
+def show_top(arguments: argparse.Namespace) -> int:
+    """Print the table of all objects. Return the exit status."""
     if arguments.output:
         print_as({"deployments": with_client(arguments, _NOT_INSTALLED, _find_all(arguments))}, arguments.output)
         return 0
@@ -407,7 +386,8 @@ CACHES_HEADER = ("NAMESPACE", "NAME", "KEY", "WHERE", "STATE", "COLD", "WARM", "
 ORPHANS_HEADER = ("NAMESPACE", "NAME", "SIZE", "AGE", "UNUSED FOR")
 
 
-def _show_caches(arguments: argparse.Namespace) -> int:
+def show_caches(arguments: argparse.Namespace) -> int:
+    """Print the tables of caches, and of volumes that nothing uses. Return the exit status."""
     resources, claims = with_client(arguments, _NOT_INSTALLED, partial(_with_claims, namespace=scope_of(arguments)))
     orphans = [_orphan_row(claim, datetime.now(UTC)) for claim in find_orphans(claims, resources)]
     rows = sorted((row for resource in resources if (row := _caches_row(resource))), key=lambda row: (row["namespace"], row["name"]))

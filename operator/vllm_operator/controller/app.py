@@ -62,12 +62,6 @@ STUCK_SECONDS = 120
 """The liveness probe fails if a reconciliation takes longer, or if keys are due and no worker has taken one for this long."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add no arguments: all settings are environment variables."""
-    parser.epilog = "Settings are environment variables VLLM_OPERATOR_*; see docs."
-    parser.set_defaults(run=run)
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Run the operator until a signal stops it. Return the exit status."""
     try:
