@@ -1,8 +1,8 @@
 """Base of all API models (camelCase on the wire, snake_case in Python, immutable), and helpers for their schemas.
 
-A string type has a bound, a pattern, and a message about what a valid value looks like. For a pattern that does not match, the API server
-quotes only the pattern, so `vllm_operator.api.crd` turns it into a CEL rule with this message. `vllm_operator.planning.validation` checks
-a file with the same rule.
+A string type has a bound, a pattern, and a message about what a valid value looks like (`rules.yaml`). For a pattern that does not match,
+the API server quotes only the pattern, so `vllm_operator.api.crd` turns it into a CEL rule with this message.
+`vllm_operator.planning.validation` checks a file with the same rule.
 """
 
 from collections.abc import Iterable, Mapping
@@ -73,12 +73,12 @@ def cut_depth(value: Any, depth: int = DEPTH_LIMIT) -> Any:
 
 
 FORM = "x-form"
-"""Key of the message for a pattern in a JSON schema. Not part of the CRD."""
+"""Key of the name of a form in a JSON schema. Not part of the CRD."""
 
 
-def form(limit: int, pattern: str, words: str, **constraints: Any) -> Any:
-    """Return the form of a string: its maximum length, its pattern, and `words` that say what a valid value looks like."""
-    return Field(max_length=limit, pattern=pattern, json_schema_extra={FORM: words}, **constraints)
+def form(name: str, limit: int, pattern: str, **constraints: Any) -> Any:
+    """Return the form of a string: its maximum length and its pattern. By its name, `rules.yaml` says what a valid value looks like."""
+    return Field(max_length=limit, pattern=pattern, json_schema_extra={FORM: name}, **constraints)
 
 
 def optional(description: str, *markers: Mapping[str, Any], **constraints: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The CustomResourceDefinitions, generated from the types in `spec` and `status`, and from CEL rules over several fields (`rules.yaml`).
+"""The CustomResourceDefinitions, made of `definitions.yaml`, the types in `spec` and `status`, and CEL rules (`rules.yaml`).
 
 Pydantic describes a type as JSON schema with references, and with `anyOf` for optional fields. The API server accepts only
 a structural schema: one type per node, no references. `structural` converts one to the other and keeps the keywords that
@@ -6,7 +6,8 @@ the API server supports. Titles and Python defaults are dropped: an absent field
 CEL rules before it stores an object.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -16,7 +17,7 @@ from pydantic import BaseModel
 
 from vllm_operator.api import labels
 from vllm_operator.api.base import FORM, RULES
-from vllm_operator.api.spec import PRESET_PLURALS, PresetSpec, VLLMDeploymentSpec
+from vllm_operator.api.spec import PresetSpec, VLLMDeploymentSpec
 from vllm_operator.api.status import VLLMDeploymentStatus
 
 Schema = dict[str, Any]
@@ -27,7 +28,6 @@ KEYWORDS = (
     *("minItems", "maxItems", "items", "additionalProperties", "maxProperties", "required", "properties"),
 )
 """Keywords of JSON schema that are kept, in the order of the output. `x-kubernetes-*` follows."""
-READY = '.status.conditions[?(@.type=="Ready")]'
 
 
 def structural(schema: Mapping[str, Any], definitions: Mapping[str, Schema]) -> Schema:
@@ -51,7 +51,7 @@ def structural(schema: Mapping[str, Any], definitions: Mapping[str, Schema]) -> 
         merged["x-kubernetes-validations"] = find_rules(*merged[RULES])
     if FORM in merged:
         # The default message of a pattern quotes the pattern. A CEL rule can say what to write instead.
-        rule = {"rule": f"self.matches(r'{merged.pop('pattern')}')", "message": merged[FORM]}
+        rule = {"rule": f"self.matches(r'{merged.pop('pattern')}')", "message": _read()["forms"][merged[FORM]]}
         merged["x-kubernetes-validations"] = [rule, *merged.get("x-kubernetes-validations", [])]
     kept = {keyword: merged[keyword] for keyword in KEYWORDS if keyword in merged}
     return kept | {keyword: value for keyword, value in merged.items() if keyword.startswith("x-kubernetes-")}
@@ -85,83 +85,26 @@ def custom_resource_definition() -> dict[str, Any]:
     spec["properties"]["replicas"]["default"] = VLLMDeploymentSpec.model_fields["replicas"].default
     # kstatus takes an object without a status for one that is up to date.
     status = schema_of(VLLMDeploymentStatus) | {"default": {"observedGeneration": -1}}
-    description = "A vLLM server with kernels that match its GPU and caches that persist between starts."
-    version = {
-        "subresources": {
-            "status": {},
-            "scale": {
-                "specReplicasPath": ".spec.replicas",
-                "statusReplicasPath": ".status.replicas",
-                "labelSelectorPath": ".status.selector",
-            },
-        },
-        "additionalPrinterColumns": _columns(),
-        "schema": {
-            "openAPIV3Schema": {**_object_schema(description, spec=spec, status=status), "x-kubernetes-validations": find_rules("name")}
-        },
-    }
-    return _definition(labels.KIND, labels.PLURAL, version, short_names=(labels.SHORT_NAME,))
+    definition = _definition(labels.KIND, spec=spec, status=status)
+    _schema_in(definition)["x-kubernetes-validations"] = find_rules("name")
+    return definition
 
 
 def preset_definition(kind: str) -> dict[str, Any]:
     """Return the CustomResourceDefinition of a preset kind."""
-    is_namespaced = kind == "VLLMPreset"
-    where = "the VLLMDeployments of its namespace" if is_namespaced else "the VLLMDeployments of all namespaces"
-    schema = _object_schema(f"Defaults for {where} that name it in spec.presetRef.", spec=schema_of(PresetSpec))
-    version = {"schema": {"openAPIV3Schema": schema}}
-    return _definition(kind, PRESET_PLURALS[kind], version, scope="Namespaced" if is_namespaced else "Cluster")
+    return _definition(kind, spec=schema_of(PresetSpec))
 
 
-def _definition(
-    kind: str, plural: str, version: Mapping[str, Any], *, short_names: Sequence[str] = (), scope: str = "Namespaced"
-) -> dict[str, Any]:
-    names = {"kind": kind, "listKind": f"{kind}List", "plural": plural, "singular": plural.removesuffix("s")}
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{plural}.{labels.GROUP}"},
-        "spec": {
-            "group": labels.GROUP,
-            "names": {**names, **({"shortNames": list(short_names)} if short_names else {}), "categories": ["ai"]},
-            "scope": scope,
-            "versions": [{"name": labels.VERSION, "served": True, "storage": True, **version}],
-        },
-    }
+def _definition(kind: str, **parts: Schema) -> dict[str, Any]:
+    """Return the definition of a kind in `definitions.yaml`, with the schemas of these parts."""
+    definition: dict[str, Any] = deepcopy(_read("definitions.yaml")[kind])
+    _schema_in(definition)["properties"] |= parts
+    return definition
 
 
-def _object_schema(description: str, **parts: Schema) -> Schema:
-    return {
-        "description": description,
-        "type": "object",
-        "required": ["spec"],
-        "properties": {
-            "apiVersion": {"description": "Version of the API.", "type": "string"},
-            "kind": {"description": "Kind of the object.", "type": "string"},
-            "metadata": {"type": "object"},
-            **parts,
-        },
-    }
-
-
-def _columns() -> list[dict[str, Any]]:
-    """Columns of `kubectl get`. Those with priority 1 are shown only with `-o wide`."""
-    columns = (
-        ("Model", "string", ".spec.model.uri", "URI of the model.", 0),
-        ("GPU", "string", ".status.gpu", "Chosen GPU.", 0),
-        ("Desired", "integer", ".spec.replicas", "Desired number of Pods.", 0),
-        ("Ready", "integer", ".status.readyReplicas", "Number of ready Pods.", 0),
-        ("Status", "string", f"{READY}.reason", "Reason of the condition Ready.", 0),
-        ("Stage", "string", ".status.startup.stage", "Stage of the start.", 0),
-        ("URL", "string", ".status.url", "URL of the engine for clients in the cluster.", 0),
-        ("Age", "date", ".metadata.creationTimestamp", "Time since creation.", 0),
-        ("Cache", "string", ".status.cache.state", "State of the caches.", 1),
-        ("Crash", "string", ".status.lastCrash.signature", "Name of the last crash.", 1),
-        ("Message", "string", f"{READY}.message", "Message of the condition Ready, which may be long.", 1),
-    )
-    return [
-        {"name": name, "type": kind, "description": description, "jsonPath": path, **({"priority": priority} if priority else {})}
-        for name, kind, path, description, priority in columns
-    ]
+def _schema_in(definition: Mapping[str, Any]) -> Schema:
+    schema: Schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return schema
 
 
 DEFAULT_CACHE_SIZE = "20Gi"
@@ -206,7 +149,7 @@ def _about_owned_flags(field: str, flag: str, dashes: tuple[str, ...]) -> Iterat
 
 
 @cache
-def _read() -> Mapping[str, Any]:
-    text = resources.files("vllm_operator.api").joinpath("rules.yaml").read_text("utf-8")
+def _read(name: str = "rules.yaml") -> Mapping[str, Any]:
+    text = resources.files("vllm_operator.api").joinpath(name).read_text("utf-8")
     content: Mapping[str, Any] = yaml.load(text, Loader=yaml.CSafeLoader)
     return content

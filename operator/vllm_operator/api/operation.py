@@ -9,29 +9,12 @@ from pydantic import ConfigDict, Field
 
 from vllm_operator.api.base import LIST_ATOMIC, SPACES, Model, Name, checked_by, form, open_objects, optional
 
-Repository = Annotated[
-    str,
-    form(
-        255,
-        r"^[A-Za-z0-9.-]+(:[0-9]{1,5})?/[a-z0-9]+([._/-]+[a-z0-9]+)*$",
-        "write a repository with its registry and without a tag, for example registry.example/team/vllm-caches",
-    ),
-]
+Repository = Annotated[str, form("Repository", 255, r"^[A-Za-z0-9.-]+(:[0-9]{1,5})?/[a-z0-9]+([._/-]+[a-z0-9]+)*$")]
 ArtifactReference = Annotated[
-    str,
-    form(
-        327,
-        r"^[A-Za-z0-9.-]+(:[0-9]{1,5})?/[a-z0-9]+([._/-]+[a-z0-9]+)*@sha256:[0-9a-f]{64}$",
-        "write a repository with its registry and a digest, for example registry.example/team/caches@sha256:0123 and so on",
-    ),
+    str, form("ArtifactReference", 327, r"^[A-Za-z0-9.-]+(:[0-9]{1,5})?/[a-z0-9]+([._/-]+[a-z0-9]+)*@sha256:[0-9a-f]{64}$")
 ]
-HostPath = Annotated[
-    str, form(1024, rf"^/[^/{SPACES}:.][^{SPACES}:]*$", "write an absolute path other than /, such as /var/cache/vllm-operator")
-]
-VolumeSize = Annotated[
-    str,
-    form(32, r"^[1-9][0-9]*(Ki|Mi|Gi|Ti|k|M|G|T)?$", "write a whole number with a unit, such as 20Gi (units Ki, Mi, Gi, Ti, k, M, G, T)"),
-]
+HostPath = Annotated[str, form("HostPath", 1024, rf"^/[^/{SPACES}:.][^{SPACES}:]*$")]
+VolumeSize = Annotated[str, form("VolumeSize", 32, r"^[1-9][0-9]*(Ki|Mi|Gi|Ti|k|M|G|T)?$")]
 Storage = Literal["SharedClaim", "ClaimPerReplica", "HostPath", "EmptyDir"]
 """Kind of volume that stores files between starts."""
 ScalingMetric = Literal["WaitingRequests", "RunningRequests", "KVCacheUsage"]

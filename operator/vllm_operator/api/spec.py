@@ -15,78 +15,21 @@ from vllm_operator.api import operation
 from vllm_operator.api.base import LIST_ATOMIC, LIST_SET, SPACES, Model, Name, checked_by, cut_depth, form, list_map, open_objects, optional
 
 _HUB_OR_CLAIM = rf"hf://[^/{SPACES}]+/[^/{SPACES}]+|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^{SPACES}]*)?"
-ModelURI = Annotated[
-    str,
-    form(
-        1024,
-        rf"^({_HUB_OR_CLAIM}|(s3|gs|az)://[^/{SPACES}]+/[^{SPACES}]+)$",
-        "write hf://organisation/name for a model on the hub, pvc://claim/path for a model on a PersistentVolumeClaim, or "
-        "s3://bucket/path, gs://bucket/path or az://container/path for a model in an object store",
-    ),
-]
-AdapterURI = Annotated[
-    str,
-    form(
-        1024,
-        rf"^({_HUB_OR_CLAIM})$",
-        "write hf://organisation/name for an adapter on the hub, or pvc://claim/path for an adapter on a PersistentVolumeClaim",
-    ),
-]
-Image = Annotated[str, form(1024, rf"^[^{SPACES}]+$", "write an image as in a Pod, without spaces, for example vllm/vllm-openai:v0.20.1")]
-EngineVersion = Annotated[
-    str, form(64, r"^v?[0-9]+\.[0-9]+(\.[0-9]+)?([.+-]?[A-Za-z0-9.+-]+)?$", "write a vLLM version such as 0.20.1 (not latest or nightly)")
-]
-FlagName = Annotated[
-    str,
-    form(
-        128, r"^-{0,2}[A-Za-z][A-Za-z0-9._-]*$", "write the name of one flag, such as max-model-len, and put its value into the field value"
-    ),
-]
-VariableName = Annotated[
-    str,
-    form(
-        256,
-        r"^[-._a-zA-Z][-._a-zA-Z0-9]*$",
-        "write letters, digits and _ only, not starting with a digit, and put the value into the field value",
-    ),
-]
-Architecture = Annotated[
-    str,
-    form(
-        16,
-        r"^sm_[0-9]{2,3}$",
-        "write sm_ and the compute capability without a dot: sm_90 (H100, H200), sm_100 (B200), sm_120 (RTX PRO 6000)",
-    ),
-]
-Product = Annotated[
-    str,
-    form(128, r"^[A-Za-z0-9][-A-Za-z0-9_.]*$", "write the product as in the node label nvidia.com/gpu.product, for example NVIDIA-H200"),
-]
-MigProfile = Annotated[
-    str,
-    form(
-        32, r"^[0-9]+g\.[0-9]+gb(\+[a-z.]+)?$", "write a MIG profile such as 1g.10gb or 3g.40gb, in lower case and without nvidia.com/mig-"
-    ),
-]
-MigUUID = Annotated[str, form(64, r"^MIG-[0-9A-Za-z/-]+$", "write the UUID of a MIG device as nvidia-smi -L shows it; it starts with MIG-")]
-GpuUUID = Annotated[
-    str,
-    form(
-        64,
-        r"^GPU-[0-9A-Za-z-]+$",
-        "write the UUID of a whole GPU as nvidia-smi -L shows it; it starts with GPU- (for MIG devices, use mig.uuids)",
-    ),
-]
-Backend = Annotated[str, form(64, r"^[A-Za-z][A-Za-z0-9_-]*$", "write Auto, or the name of one backend in vLLM (letters, digits, _ and -)")]
-WeightSize = Annotated[
-    str, form(32, r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$", "write a size such as 640Gi (units Ki, Mi, Gi, Ti, k, M, G, T)")
-]
-InterfaceName = Annotated[
-    str, form(15, r"^[a-z0-9][a-z0-9._-]*$", "write the name of one network interface, as `ip link` shows it, for example eth0")
-]
-ResourceName = Annotated[
-    str, form(253, r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$", "write an extended resource as in `kubectl describe node`, for example rdma/hca")
-]
+ModelURI = Annotated[str, form("ModelURI", 1024, rf"^({_HUB_OR_CLAIM}|(s3|gs|az)://[^/{SPACES}]+/[^{SPACES}]+)$")]
+AdapterURI = Annotated[str, form("AdapterURI", 1024, rf"^({_HUB_OR_CLAIM})$")]
+Image = Annotated[str, form("Image", 1024, rf"^[^{SPACES}]+$")]
+EngineVersion = Annotated[str, form("EngineVersion", 64, r"^v?[0-9]+\.[0-9]+(\.[0-9]+)?([.+-]?[A-Za-z0-9.+-]+)?$")]
+FlagName = Annotated[str, form("FlagName", 128, r"^-{0,2}[A-Za-z][A-Za-z0-9._-]*$")]
+VariableName = Annotated[str, form("VariableName", 256, r"^[-._a-zA-Z][-._a-zA-Z0-9]*$")]
+Architecture = Annotated[str, form("Architecture", 16, r"^sm_[0-9]{2,3}$")]
+Product = Annotated[str, form("Product", 128, r"^[A-Za-z0-9][-A-Za-z0-9_.]*$")]
+MigProfile = Annotated[str, form("MigProfile", 32, r"^[0-9]+g\.[0-9]+gb(\+[a-z.]+)?$")]
+MigUUID = Annotated[str, form("MigUUID", 64, r"^MIG-[0-9A-Za-z/-]+$")]
+GpuUUID = Annotated[str, form("GpuUUID", 64, r"^GPU-[0-9A-Za-z-]+$")]
+Backend = Annotated[str, form("Backend", 64, r"^[A-Za-z][A-Za-z0-9_-]*$")]
+WeightSize = Annotated[str, form("WeightSize", 32, r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$")]
+InterfaceName = Annotated[str, form("InterfaceName", 15, r"^[a-z0-9][a-z0-9._-]*$")]
+ResourceName = Annotated[str, form("ResourceName", 253, r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$")]
 Allocation = Literal["Auto", "DevicePlugin", "DRA"]
 """Mechanism by which a Pod requests GPUs."""
 Toggle = Literal["Enabled", "Disabled"]
@@ -169,9 +112,7 @@ class ModelSpec(Model):
         return self.served_name or self.uri.partition("://")[2].rstrip("/")
 
 
-AdapterName = Annotated[
-    str, form(128, r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", "use letters, digits, dots, dashes and underscores", min_length=1)
-]
+AdapterName = Annotated[str, form("AdapterName", 128, r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", min_length=1)]
 
 
 class AdapterSpec(Model):
