@@ -8,6 +8,6 @@ Modules by subject (the data is in `data/`):
                   settings, answers of selectors)
     models        models (families, and sizes of well-known ones), memory (other memory of an engine)
     decisions     rules, rule_matching (when a rule applies), notes (texts of a plan)
-    starts        startup (lines of a start, crashes with remedies), templates (how texts of crashes are filled in)
+    starts        startup (lines of a start, crashes with remedies), error_forms (how errors look), templates (how texts are filled in)
     of the user   user_entries: custom rules, signatures and node pools from ConfigMaps
 """

@@ -16,9 +16,10 @@ from functools import cache
 from typing import Annotated, ClassVar, Literal
 
 from packaging.specifiers import SpecifierSet
-from pydantic import AfterValidator, Field, StrictBool, StrictInt
+from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictInt
 
 from vllm_operator.catalog.entry import Entry, Sourced, SpecifierText, load_file, matching, read_data
+from vllm_operator.catalog.error_forms import Alternatives
 
 ECHO_PRIORITY = 20
 """Maximum priority of signatures that only report a failure elsewhere."""
@@ -284,7 +285,8 @@ class Stages(Entry):
 
     `silent_backends` are parts of names of backends that compile kernels without logging, which happens in `silent_stages`; silence under
     `silent_after_seconds` is ordinary. `echoes` are parts of exceptions that only report a failure elsewhere. `measured` is for `dense`
-    models and for those with `experts`. `ended` is what to do if the log ends within a start.
+    models and for those with `experts`. `settings`, `options` and `placement` (several nodes) are what the line with the arguments says.
+    `ended` is what to do if the log ends within a start.
     """
 
     lines: tuple[LineMeaning, ...]
@@ -298,6 +300,9 @@ class Stages(Entry):
     echoes: tuple[str, ...]
     heartbeats: tuple[Heartbeat, ...]
     circumstances: tuple[Circumstance, ...]
+    settings: Alternatives
+    options: Annotated[Alternatives, BeforeValidator(lambda names: [f"'({'|'.join(names)})': "])]
+    placement: Alternatives
     ended: str
 
 

@@ -18,6 +18,7 @@ from datetime import datetime
 from itertools import islice
 from typing import Any
 
+from vllm_operator.catalog.error_forms import ASIDE, load_error_forms
 from vllm_operator.catalog.startup import Severity, Signature
 from vllm_operator.catalog.templates import fill_in
 from vllm_operator.catalog.versions import load_versions
@@ -40,89 +41,21 @@ _KEPT = 16
 LINE_LIMIT = 400
 EXCERPT_LIMIT = 800
 UNKNOWN = "Unknown"  # signature of a crash that matches no signature of the catalog
-_UNKNOWN_CAUSE = "The engine failed with an error that matches no known signature"
-_UNKNOWN_REMEDY = "Read the lines around it in the log. If it is a bug in vLLM, report it at https://github.com/vllm-project/vllm/issues."
-_REFUSED_CAUSE = "vLLM refused its configuration"
 REFUSED = "ConfigurationRefused"  # family of an error that matches no signature
-_REFUSED_REMEDY = "Correct the flag, environment variable or model file that the message names. Nothing was loaded yet."
-_REFUSED = re.compile(
-    r"(?m)^(?:ValueError: |[\w.]{1,81} - )?"
-    r"(?:Value error, |Assertion failed, |Input should |Unexpected keyword |Field required|Extra inputs|Invalid value '.{0,120}' for VLLM_)"
-    r'|File "[^"\n]{1,200}/vllm/(?:config/|engine/arg_utils|entrypoints/\S{0,40}cli_args)[^\n]{1,120}(?:\n {4}[^\n]{0,200}){0,3}\n\S'
-)
-"""A failure that the configuration caused: its message, or the last frame before it."""
-_PYDANTIC = re.compile(
-    r" {2,4}(?:Value error|Assertion failed), "
-    r"| {0,4}(?:Value error, |Assertion failed, |Input should|Unexpected keyword|Field required|Extra inputs)[^\n]{0,1000}\[type="
-)
-"""An error in the validation of the configuration. Requests are validated too, but do not end a process."""
 _FIELD = re.compile(r"[a-z_][\w.]{0,80}")  # name of a field of the configuration, on the line before its error
-_TITLE = re.compile(r"^Exception in worker \w{1,40} while processing method \w{1,60}(?:: |\.?$)")
-"""Text before the message of an exception in the record that announces it."""
-_PANIC = re.compile(r"thread '[^'\n]{0,80}'(?: \(\d{1,9}\))? panicked at ")
-"""A panic in Rust. Its message is on the next line, in older versions on the same line."""
-_UNFINISHED = re.compile(
-    r"\d validation errors? for \w{1,80}$|^terminate called after throwing an instance of '[^'\n]{1,200}'$|^Abort was called at \d+ line in"
-)
-"""A message that goes on in the next line, of pydantic, the C++ runtime or the runtime of Intel GPUs."""
-_QUOTING = re.compile(r"Worker failed with error '(?!'(?:,|$)|cancelled)|while processing method \w{1,60}: (?!,|Traceback)\S")
-"""An error that reports a failure in another process and quotes its message."""
-_ADVICE = re.compile(
-    r"(?i)(?:[.;,:!?)] |^)(?:hint: |please |try to |consider |or |you (?:can|may|must|need to) )?"
-    r"((?:enable|disable|set|use|using|add|pass|install|upgrade|downgrade|update|increase|decrease|reduce|lower|raise|specify|try|switch|choose"
-    r"|remove|unset|avoid|provide|reinstall|rebuild|setting) (?!cases|it\b|this\b|again\b)"
-    r"(?![^\n]{0,200}(?:stack ?trace|more information|for details|\breport|debug|pytest))[^\n]{4,240})"
-)
-"""What the message of an error tells the user to do."""
 _QUOTED = frozenset(("problem", "reason", "reasons"))
 """Groups of signatures that quote the message, which knows more than they do."""
-_CONDITION = re.compile(
-    r"(?i)\b(?:must|requires?|needs?|only|unsupported|not (?:yet )?(?:supported|compatible|allowed|divisible|a multiple)|incompatible"
-    r"|expected|(?:does not|doesn't|do not|cannot|can't) (?:support|be|work|have)|supported \w+ (?:are|is)|should be)\b"
-)
-_SETTING = re.compile(r"--[a-z][a-z0-9-]{2,60}|\bVLLM_[A-Z0-9_]{2,60}|\b[a-z0-9]{2,30}(?:_[a-z0-9]{1,30}){1,6}\b|\b(?:[TPD]P|DCP|PCP)\b")
-_SIZES = {name: f"--{of}-parallel-size" for name, of in (("TP", "tensor"), ("PP", "pipeline"), ("DP", "data"))} | {
-    name: f"--{of}-context-parallel-size" for name, of in (("DCP", "decode"), ("PCP", "prefill"))
-}
-"""Flags by their abbreviations in messages."""
-_NATIVE = re.compile(
-    r"(?i)(?! |.*(?:fall\w* ?back|performance|optimal|deprecat|ignor|default|skip|retry|hostname))"
-    r".*?\b(?:fail(?:ed|ure)|fatal|error|out of memory|not found|no such|denied|refused|cannot|unable to|mismatch|undefined symbol|requires"
-    r"|too old|insufficient|exceed(?:s|ed)|timed out|timeout)\b"
-)
-"""A line without a traceback that may say why the next error happened."""
 _WARNED = "before it, a warning: "
-_NEAR = 8  # lines between such a line and the traceback, and of a traceback that tell where it happened
-_SERVED = (
-    "The engine had served with these settings, so usually a kind of request, the load or a bug of this version led to it. Let it restart."
-    " If it happens again, try a newer vLLM, and then this: "
-)
-_DERIVED = ", which is not set, so it has its default, or follows from other settings or the model"
-_GOES_ON = "After the start the engine logged an error, which did not end it. "
-_DEVICE = re.compile(r"\b(?:CUDA|HIP)(?: driver)? error\b|ZMQError: ")
-"""An error that the GPU, or the port of a listener, cannot be used, which others need, too."""
+_NEAR = 8  # lines between a traceback and a line that may say why it happened, and of a traceback that tell where it happened
 _BARE = re.compile(r"[\w.]+:?|KeyError: \S{1,40}")  # an exception without a message
-_FRAME = re.compile(
-    r'File "(?:[^"\n]*-packages/|[^"\n]*?/(?=(?:[^"\n/]+/){1,3}[^"\n/]+"))?(?P<file>[^"\n]+)", line \d+, in (?P<function>[\w<>]+)'
-)
-_LIBRARY = re.compile(r"^(?:torch|triton|numpy|zmq|msgspec|vllm/tracing)[/.]|\blib/python\d[\d.]*/(?!(?:dist|site)-packages)|<")
-"""Files of libraries that raise errors about what their caller asked for."""
 _EXCERPT_FRAMES = 6
 _KIND_FRAMES = 60  # lines of a traceback in which the kind of a failure is looked for
 _SERVING_WINDOW = 2000
 _SHUTDOWN_WINDOW = 80
 _WRAPS = 3  # lines to which the message of an exception may be wrapped
-_UNFOLDS = re.compile(r" \S[^\n]*:\s*$|TorchScript interpreter\.$|(?:CUDA|HIP) error: [^\n]*$")  # a message whose next lines say why
-_BETWEEN = re.compile(
-    r"\s|[(\[]|ninja: |FAILED: |collect2: |Traceback|Process |class |Search for .c|\w+ (?:WARNING|INFO)\b"
-    r"|(?:\S*(?:cc|\+\+)|(?:\S+=\S+ )*/\S*[^:\s]) |.{0,60}\d%"
-)
-"""What may be between such lines: commands of a compiler, frames, progress."""
-_UNFOLDED, _UNFOLDS_WITHIN = 3, 60  # number of such lines, and where they are looked for
+_UNFOLDED, _UNFOLDS_WITHIN = 3, 60  # number of lines after a message that say why, and where they are looked for
 _NO_MESSAGE: tuple[str, bool, int, str, list[str]] = ("", False, -_UNFOLDS_WITHIN, "", [])  # process, whether raw, line, text, next lines
 _LAST_STAGE = "ServerStart"
-_ELSEWHERE = ("SystemExit", "asyncio.exceptions.CancelledError", "openai.", "litellm.", "vllm.exceptions.", "java.")
-"""Exceptions of a process that ends normally, of a client, and of a Java server around the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +113,7 @@ def describe(signature: Signature, line: str, known: Sequence[tuple[str, str]], 
 
 def _to_crash(evidence: Evidence, facts: Mapping[str, str], recognizer: Recognizer) -> Crash:
     """Describe evidence, fit for display. `facts`: values for the texts in addition to the captures."""
+    forms = load_error_forms()
     line = present(said := " ".join((evidence.text.strip(), *evidence.more)), LINE_LIMIT)
     frames = (present(frame, LINE_LIMIT // 2) for frame in evidence.frames[-_EXCERPT_FRAMES:])
     excerpt = "\n".join((*frames, line))[-EXCERPT_LIMIT:]
@@ -197,29 +131,29 @@ def _to_crash(evidence: Evidence, facts: Mapping[str, str], recognizer: Recogniz
     if evidence.because and _WARNED not in evidence.because and (kind is None or not kind.first):
         before = recognizer.kind(evidence.because, "", ())
         kind = before if before is not None and before.first else kind  # it says why
-    if _REFUSED.search(excerpt) is not None and (kind is None or not kind.first or "[type=" in line):
-        cause, remedy, family = _REFUSED_CAUSE, _with_advice(_REFUSED_REMEDY, line), REFUSED
+    if forms.refused.search(excerpt) is not None and (kind is None or not kind.first or "[type=" in line):
+        cause, remedy, family = forms.texts["refusedCause"], _with_advice(forms.texts["refusedRemedy"], line), REFUSED
         checked = evidence.frames[-1] if evidence.frames and evidence.frames[-1].lstrip().startswith(("assert ", "if ")) else ""
         if about := [flag for flag in _settings(checked) or _settings(_without_input(line)) if flag not in line]:
             is_set = (given := facts.get("given")) is None or any(flag[0] == "V" or flag[2:].replace("-", "_") in given for flag in about)
-            remedy = f"The check is about {', '.join(about)}{'' if is_set else _DERIVED}. {remedy}"
+            remedy = f"The check is about {', '.join(about)}{'' if is_set else forms.texts['derived']}. {remedy}"
     elif kind is not None:
         found = compiled(kind.message).search(f"{line}{code} {where}") if kind.message is not None else None
         known = (*facts.items(), *((found.groupdict() if found is not None else {}).items()))
         cause, remedy, family = fill_in(kind.cause, known), fill_in(kind.remedy, known), kind.id
         if (advised := _with_advice(remedy, line)) != remedy:
             remedy = advised
-        elif _CONDITION.search(line) is not None and (flags := [flag for flag in _settings(line) if flag not in remedy[:40]]):
+        elif forms.condition.search(line) is not None and (flags := [flag for flag in _settings(line) if flag not in remedy[:40]]):
             remedy = f"First change what the message is about: {', '.join(flags)}. If that does not help: {remedy}"
         elif facts.get("stage") == "Ready" and not kind.first:
-            remedy = f"{_SERVED}{remedy}"
+            remedy = f"{forms.texts['served']}{remedy}"
         options = [flag for flag in facts.get("options", "").split(", ") if flag]
         if named := [flag for flag in options if flag in remedy]:
             remedy += f" This engine has {' and '.join(named)}."
         elif options and not kind.first:
             remedy += f" To see whether an optional feature is the cause, start once without {', '.join(options)}."
     else:
-        cause, remedy, family = _UNKNOWN_CAUSE, _with_advice(_UNKNOWN_REMEDY, line), ""
+        cause, remedy, family = forms.texts["unknownCause"], _with_advice(forms.texts["unknownRemedy"], line), ""
     because = f" ({present(evidence.because, LINE_LIMIT // 2)})" if evidence.because else ""
     place = f"{code}{', in ' if where else ''}{where}"
     told = _without_input(line)
@@ -229,7 +163,7 @@ def _to_crash(evidence: Evidence, facts: Mapping[str, str], recognizer: Recogniz
 
 def _with_advice(remedy: str, line: str) -> str:
     """Return a remedy that begins with what the message tells to do."""
-    advice = _ADVICE.search(_without_input(line))
+    advice = load_error_forms().advice.search(_without_input(line))
     told = re.sub("^(us|set)(?:t?ing) ", lambda verb: "use " if verb[1] == "us" else "set ", advice[1].rstrip(". ")) if advice else ""
     return f"Do first what the message says: {told}. If that does not help: {remedy}" if told and told not in remedy else remedy
 
@@ -241,16 +175,17 @@ def _without_input(line: str) -> str:
 
 def _settings(message: str) -> tuple[str, ...]:
     """Return the flags and variables of vLLM that a message names."""
-    known, names = load_versions().newest.knows_flag, _SETTING.findall(message)
-    flags = (_SIZES.get(name) or (name if name[0] in "-V" else f"--{name.replace('_', '-')}") for name in names)
+    forms, known = load_error_forms(), load_versions().newest.knows_flag
+    names = forms.setting.findall(message)
+    flags = (forms.sizes.get(name) or (name if name[0] in "-V" else f"--{name.replace('_', '-')}") for name in names)
     return tuple(dict.fromkeys(flag for flag in flags if flag.startswith("VLLM_") or known(flag)))
 
 
 def _place(evidence: Evidence) -> tuple[str, str]:
     """Return the source line of an exception without a message, because its name says nothing, and the function that raised it."""
-    frames = evidence.frames
-    found = [found for each in frames if (found := _FRAME.search(each)) is not None]
-    ours = [each for each in found if _LIBRARY.search(each["file"]) is None] or found
+    frames, forms = evidence.frames, load_error_forms()
+    found = [found for each in frames if (found := forms.frame.search(each)) is not None]
+    ours = [each for each in found if forms.foreign_file.search(each["file"]) is None] or found
     is_bare = _BARE.fullmatch(evidence.text.strip()) is not None
     has_code = is_bare and bool(frames) and not frames[-1].lstrip().startswith("File ")
     code = f" at `{frames[-1].strip()}`" if has_code else ""
@@ -365,7 +300,7 @@ class CrashTracker:
     """Collects evidence and decides whether there is a crash, and which. `recent`: the latest lines of the log, which the caller adds."""
 
     def __init__(self, recognizer: Recognizer, recent: deque[Line], clock: LogClock) -> None:
-        self._recognizer, self._clock = recognizer, clock
+        self._recognizer, self._clock, self._forms = recognizer, clock, load_error_forms()
         self.tracebacks = Tracebacks(recent)
         self.notices: dict[str, Evidence] = {}  # for signatures of notices, by signature
         self.stage = ""  # of the start
@@ -419,7 +354,7 @@ class CrashTracker:
         if not self._ready:
             return
         unknown = self._found.unknown
-        if unknown is not None and _PANIC.match(unknown.text) and number - unknown.number <= _SHUTDOWN_WINDOW:
+        if unknown is not None and self._forms.panic.match(unknown.text) and number - unknown.number <= _SHUTDOWN_WINDOW:
             self._fail(unknown.number)  # its process ended with it, and then stopped the others
         orderly = self._found.only_death and number - self._found.failed_at <= _SHUTDOWN_WINDOW and not self._found.root()
         if orderly or not self._found.failed:
@@ -468,7 +403,7 @@ class CrashTracker:
         closed = self.tracebacks.close(process) if part is Part.EXCEPTION else None
         if self._is_unrelated(process, level, part, text, number, harmless=harmless):
             return
-        is_code = level is None and part is not Part.EXCEPTION and is_source(text) and not _PYDANTIC.match(text)
+        is_code = level is None and part is not Part.EXCEPTION and is_source(text) and not self._forms.validation.match(text)
         if is_code and not self.tracebacks.follows_frames(process):
             self._continue(process, text)
             return
@@ -478,10 +413,10 @@ class CrashTracker:
         # The next lines of a message that ends with "Reasons:" or "Ninja output:" say why.
         writer, raw, begun, said, lines = self._unfolding
         if (process, level is None) == (writer, raw) and number - begun <= _UNFOLDS_WITHIN and not text.startswith(tracebacks.BEGINNING):
-            tells = part in (Part.OTHER, Part.EXCEPTION) and text and text not in said and not _BETWEEN.match(text)
+            tells = part in (Part.OTHER, Part.EXCEPTION) and text and text not in said and not self._forms.between.match(text)
             if tells and len(lines) < _UNFOLDED and ("CUDA error" not in said or "hip" in text):
                 lines.append(text.strip())
-        elif part is Part.EXCEPTION and _UNFOLDS.search(text):
+        elif part is Part.EXCEPTION and self._forms.unfolds.search(text):
             self._unfolding = (process, level is None, number, text, [])
         elif process == writer:
             self._unfolding = _NO_MESSAGE
@@ -490,15 +425,15 @@ class CrashTracker:
         # False for most lines that are no records, and cheap.
         seen = self._recognizer.look(text)
         is_known = seen.patterns or seen.failure or "with error '" in text or "method" in text
-        return bool(is_known or _PANIC.match(text) or _PYDANTIC.match(text))
+        return bool(is_known or self._forms.panic.match(text) or self._forms.validation.match(text))
 
     def _is_unrelated(self, process: str, level: int | None, part: Part, text: str, number: int, *, harmless: bool) -> bool:
         """Return whether the line reports an error that does not belong to the start."""
         recent = self.tracebacks.recent
-        beside = part is Part.EXCEPTION and self.tracebacks.mention(tracebacks.BYSTANDERS)
+        beside = part is Part.EXCEPTION and self.tracebacks.mention(self._forms.tracebacks.bystanders)
         failure = self._recognizer.look(text).failure
         if failure is None and harmless:
-            if _DEVICE.search(text):
+            if self._forms.device.search(text):
                 self._match(process, text, number, weak=True)  # this process survived it, but the engine needs it too
             return True
         if (level is None and is_no_report(text, recent)) or (beside and self._is_aside(process, text, number)):
@@ -507,7 +442,7 @@ class CrashTracker:
             # This is how a program ends that uses the engine as a library.
             return (self._ready or self.stage == _LAST_STAGE) and failure.death and not failure.serving
         # Errors of vLLM's serving modules are caused by requests, unless the engine is dead.
-        is_of_request = level is not None and bool(recent) and tracebacks.REQUEST_HEADER.search(recent[-1].header) is not None
+        is_of_request = level is not None and bool(recent) and self._forms.tracebacks.request_header.search(recent[-1].header) is not None
         is_of_request = is_of_request or (beside and is_of_a_request(self.tracebacks.frames(process)))
         for match in self._recognizer.find(text, lambda: self.tracebacks.frames(process)) if is_of_request else ():
             if match.signature.severity is Severity.DEGRADED and match.signature.id != TERMINATED:
@@ -516,13 +451,13 @@ class CrashTracker:
 
     def _is_aside(self, process: str, text: str, number: int) -> bool:
         recent, frames = self.tracebacks.recent, self.tracebacks.frames(process)
-        if any(tracebacks.ASIDE in frame for frame in frames):
+        if any(ASIDE in frame for frame in frames):
             # It imports vLLM and reports errors of the import. That vLLM is not installed means nothing.
             for match in self._recognizer.find(text) if "No module named 'vllm'" not in text else ():
                 self._found.beside = self._found.beside or self._seen(process, text, number, match)
             return True
         # In a shortened traceback, the command before it remains.
-        return len(recent) > 1 + len(frames) and tracebacks.ASIDE in recent[-2 - len(frames)].text
+        return len(recent) > 1 + len(frames) and ASIDE in recent[-2 - len(frames)].text
 
     def _explain(self, process: str, level: int | None, part: Part, text: str, number: int, closed: Traceback | None) -> None:
         """Collect what the line says about a crash."""
@@ -534,13 +469,13 @@ class CrashTracker:
             known = bool(frames) and self._match(process, frames[-1].strip(), number)
         if part is Part.OTHER and not known:
             self._continue(process, text)
-        if not known and ("with error '" in text or "method" in text) and _QUOTING.search(text):
+        if not known and ("with error '" in text or "method" in text) and self._forms.quoting.search(text):
             self._found.quoted = self._found.quoted or self._seen(process, text, number)
         if part is Part.EXCEPTION:
             self._found.wrapped = None if known else (process, text, number, 0)
-        elif _UNFINISHED.search(text):
+        elif self._forms.unfinished.search(text):
             self._found.wrapped = (process, text, number, _WRAPS)
-        elif not known and _PANIC.match(text):
+        elif not known and self._forms.panic.match(text):
             self._found.unknown = self._found.unknown or self._seen(process, text, number)
             self._found.wrapped = (process, text, number, 0)
         unknown = self._found.unknown
@@ -548,7 +483,7 @@ class CrashTracker:
             # Of a chain, the last exception says what failed, and the first one why. A handler may have failed by itself, but an exception
             # without a message says nothing alone.
             self._found.chained = unknown if text.startswith(tracebacks.CHAINED[0]) or ":" not in unknown.text else None
-        recent, is_field = self.tracebacks.recent, _PYDANTIC.match(text) is not None
+        recent, is_field = self.tracebacks.recent, self._forms.validation.match(text) is not None
         # The name of a field of the configuration is on the line before its error.
         if is_field and len(recent) > 1 and _FIELD.fullmatch(name := recent[-2].text.strip()):
             text = f"{name} - {text.strip()}"
@@ -567,7 +502,7 @@ class CrashTracker:
             self._found.wrapped = None
             return
         # The message of a panic, and of an exception without text on its own line, is on the next line.
-        bare = _PANIC.match(begun) or begun.rstrip().endswith("Error:")
+        bare = self._forms.panic.match(begun) or begun.rstrip().endswith("Error:")
         if not lines and bare and self._found.unknown is not None and self._found.unknown.number == number:
             self._found.unknown = replace(self._found.unknown, text=f"{begun.rstrip()} {text.strip()}"[: 2 * LINE_LIMIT])
         self._found.wrapped = (writer, f"{begun} {text.lstrip()}"[: 2 * LINE_LIMIT], number, lines + 1) if lines < _WRAPS else None
@@ -619,7 +554,7 @@ class CrashTracker:
             self._found.keep(lambda each: not each.text.startswith("Process EngineCore"))
         # A request that is refused ends no engine, unless the engine says so.
         ended_it = self._found.failed and process.startswith("EngineCore") and text.startswith("vllm.")
-        if text.startswith(("KeyboardInterrupt", *_ELSEWHERE)) and not ended_it:
+        if text.startswith(("KeyboardInterrupt", *self._forms.elsewhere)) and not ended_it:
             self._found.failure_at = None
             return
         if not known and self._recognizer.look(text).is_echo:
@@ -646,11 +581,11 @@ class CrashTracker:
         start = number - closed.number + 1
         lines = islice(reversed(self.tracebacks.recent), start, start + _NEAR)
         near = [each for each in lines if each.level in (None, WARNING) and each.process in ("", process)]
-        near = [each for each in near if _NATIVE.match(each.text[:LINE_LIMIT]) and not any(self._recognizer.find(each.text))]
+        near = [each for each in near if self._forms.native.match(each.text[:LINE_LIMIT]) and not any(self._recognizer.find(each.text))]
         if near:  # of several lines of raw output, the first one says why
             why = ([each for each in near if each.level is None] or near[:1])[-1]
             return f"{_WARNED if why.level == WARNING else 'before it: '}{why.text.strip()}"
-        title = _TITLE.sub("", closed.title, count=1)
+        title = self._forms.title.sub("", closed.title, count=1)
         is_empty = title.endswith(" failed to start.") or self._recognizer.look(title).failure is not None
         return f"after {title}" if not is_empty and text.partition(": ")[2] not in title and any(map(str.isalpha, title)) else ""
 
@@ -664,7 +599,9 @@ class CrashTracker:
 
     def crash(self, *, ended: bool) -> Crash | None:
         """Return the crash, if the log shows one. `ended`: the process ended where the log ends."""
-        if not self._found.failed and (self._ready or not ended or self._stopping or self.tracebacks.mention(tracebacks.CLIENTS)):
+        if not self._found.failed and (
+            self._ready or not ended or self._stopping or self.tracebacks.mention(self._forms.tracebacks.clients)
+        ):
             return None
         chosen = self._found.cause(self._titled() if ended else None)
         if chosen is not None and chosen.signature is not None and chosen.signature.is_echo and ended:
@@ -686,7 +623,7 @@ class CrashTracker:
     @property
     def cut_off_at(self) -> int | None:
         """Line that says that a process failed, if the log ends before the error; else None."""
-        if self._ready or self._stopping or self.tracebacks.mention((*tracebacks.CLIENTS, tracebacks.ASIDE)):
+        if self._ready or self._stopping or self.tracebacks.mention((*self._forms.tracebacks.clients, ASIDE)):
             return None
         broken = (each.number for process, each in self.tracebacks.broken_off() if not is_of_a_request(self.tracebacks.frames(process)))
         return next(broken, self._found.failure_at)
@@ -706,8 +643,10 @@ class CrashTracker:
         found = self._found.unknown or _best(errors) or Evidence(None, text, number, process)
         if found.process.startswith(("EngineCore", "Worker")) and KV_TRANSFERS not in self.notices:
             known = self._described(found)
-            cause, remedy = known.cause.removeprefix(f"{_UNKNOWN_CAUSE}: "), (known.remedy or "").removeprefix(_SERVED)
-            yield replace(known, signature=known.family or known.signature, cause=f"{_GOES_ON}{cause}", remedy=remedy)
+            texts = self._forms.texts
+            cause = texts["goesOn"] + known.cause.removeprefix(f"{texts['unknownCause']}: ")
+            remedy = (known.remedy or "").removeprefix(texts["served"])
+            yield replace(known, signature=known.family or known.signature, cause=cause, remedy=remedy)
 
     def consequences(self, crash: Crash) -> tuple[Crash, ...]:
         """Return errors of known kinds after the one that is the crash, in the order of the log."""
@@ -726,7 +665,7 @@ class CrashTracker:
     def _titled(self) -> Evidence | None:
         # The log ends within the traceback of the error that ended the engine. Only the record that announces it is left.
         for _, traceback in self.tracebacks.broken_off():
-            text = _TITLE.sub("", traceback.title, count=1)
+            text = self._forms.title.sub("", traceback.title, count=1)
             if traceback.ends_engine and any(map(str.isalnum, text)) and self._recognizer.look(text).failure is None:
                 return self._seen(None, text, traceback.number)
         return None

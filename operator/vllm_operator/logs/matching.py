@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
+from vllm_operator.catalog.error_forms import load_error_forms
 from vllm_operator.catalog.startup import Failure, FailureKind, LinePattern, Signature, Stages
 from vllm_operator.logs.lines import Line
 from vllm_operator.text.patterns import compile_linear
@@ -165,22 +166,15 @@ def compiled(regex: str) -> re.Pattern[str]:
 _SURVEY = "Collecting environment information..."  # output of `collect_env.py` before it imports vLLM
 _CUSTOMIZE = "customize; set PYTHONVERBOSE for traceback:"
 """Heading of an error in sitecustomize or usercustomize. The error is on the next line, and Python starts nevertheless."""
-_BULK = re.compile(r'NCCL INFO|UCX  DEBUG|DEBUG:|", line (?:\.\.\.|[NXx]{1,3})(?:,|$)')
-"""Trace output of libraries, and frames without a number, as examples in a text have them."""
-_SOURCE = re.compile(
-    r"\s*(?:raise \w{1,60}\(|assert |except[ :]|(?:from [\w.]{1,80} )?import \w|(?:class|def) \w{1,80}[(:]|return "
-    r"|(?:if|elif|for|while|with) .{0,300}:$|logger\.\w{4,9}\(|[\w.]{1,60} = [\w.]{0,60}[(\[{\"']"
-    r"|(?!\w{0,80}(?:Error|Exception)\()[\w.]{1,80}\([\"'].{0,400}[\"']\)$)|\s+(?:#|//) |\s{8,}[rbf]{0,2}\".{0,400}\"\){0,3}$"
-)
 
 
 def is_no_report(text: str, recent: Sequence[Line]) -> bool:
     """Whether raw output contains no error: trace output, or of a program before vLLM. `recent`: the latest lines of the log."""
     if len(recent) > 1 and (recent[-2].text.startswith(_SURVEY) or recent[-2].text.rstrip().endswith(_CUSTOMIZE)):
         return True
-    return _BULK.search(text) is not None
+    return load_error_forms().trace_output.search(text) is not None
 
 
 def is_source(text: str) -> bool:
     """Whether raw output looks like a source line or an indented text. In a log, source lines follow the frames of a traceback."""
-    return _SOURCE.match(text) is not None
+    return load_error_forms().source_line.match(text) is not None

@@ -6,7 +6,7 @@ its crash.
 
 import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -30,19 +30,6 @@ _ADAPTERS_KEPT = 128  # maximum number of adapters to keep, twice the limit of a
 _FAILURE_LENGTH = 200
 _FIGURES = {"weights": "weights_gib", "kvCache": "kv_cache_gib", "kvTokens": "kv_cache_tokens", "concurrency": "concurrency"}
 """Fields of `MeasuredMemory` by group in `stages.yaml`."""
-_SETTINGS = re.compile(
-    r"gpu_memory_utilization'?[:=] ?(?P<utilization>\d?\.\d{1,9})|\bdevice_config=(?P<device>\w{1,20})"
-    r"|'attention_backend': [^,\n]{0,60}?'?(?P<chosen>[A-Z][A-Z\d_]{2,40})\b|'max_num_batched_tokens': (?P<step>\d{1,8})\b"
-    r"|\benforce_eager'?[:=] ?(?P<eager>True)|\bdisable_custom_all_reduce'?[:=] ?(?P<nccl>True)"
-)
-_OPTIONS = re.compile(
-    r"'(hf_overrides|enable_(?:lora|eplb|sleep_mode|expert_parallel|dbo)|(?:speculative|kv_transfer|compilation)_config|kv_cache_dtype|block_size"
-    r"|kv_offloading_size|kv_cache_memory_bytes|quantization|(?:pipeline|data|decode_context)_parallel_size|(?:attention|moe|linear|all2all)_backend"
-    r"|async_scheduling|cpu_offload_gb)': "
-)
-"""Features that are off by default, in the line with the arguments."""
-_PLACE = re.compile(r"'(?:nnodes': (?P<nodes>\d{1,4})|node_rank': (?P<node>\d{1,4})|distributed_timeout_seconds': (?P<timeout>\d{1,6}))\b")
-"""What the line with the arguments says about several nodes."""
 _PLACES = {"node": "node", "nodes": "nodes", "timeout": "timeout_seconds"}
 """Fields of `Membership` by group."""
 _BACKENDS = {"Attention": "attention", "MLADecode": "attention", "SparseAttention": "attention", "MoE": "moe", "GEMM": "gemm"}
@@ -55,13 +42,12 @@ class PreparedKnowledge:
     """The catalog in the form that parsers use and share."""
 
     def __init__(self, knowledge: StartupKnowledge) -> None:
-        stages = knowledge.stages
+        self.stages = stages = knowledge.stages
         self._meanings: dict[str, list[LineMeaning]] = {}
         for meaning in stages.lines:
             for word in meaning.words:
                 self._meanings.setdefault(word, []).append(meaning)
         self.words = frozenset((*self._meanings, *_NOTICES))  # first words of messages that may matter; most others do not
-        self.bars = stages.bars
         self.recognizer = Recognizer(knowledge.signatures, stages, knowledge.kinds)
 
     def meaning(self, word: str, text: str) -> tuple[LineMeaning, re.Match[str]] | None:
@@ -136,7 +122,7 @@ class StartTracker:
 
     def bar(self, text: str, process: str) -> str | None:
         """Process a progress bar. Return the text after it, or None if the catalog knows no such bar."""
-        read = read_bar(self._knowledge.bars, text)
+        read = read_bar(self._knowledge.stages.bars, text)
         if read is None:
             return None
         stage, progress, rest = read
@@ -152,6 +138,7 @@ class StartTracker:
         return found is not None
 
     def _apply(self, meaning: LineMeaning, found: re.Match[str]) -> None:
+        stages = self._knowledge.stages
         has_begun = _ORDER[self._seen.stage] > _ORDER[Stage.CONFIGURATION]
         is_later_engine = meaning.engine and self.crashes.failed and self._seen.stage is Stage.READY
         if is_later_engine or (meaning.banner and (has_begun or self.crashes.failed)):
@@ -164,20 +151,19 @@ class StartTracker:
                 self._seen = replace(self._seen, is_stage_over=meaning.ends)
                 self.crashes.stage = f"After{meaning.stage}" if meaning.ends else self.crashes.stage
         if meaning.arguments or meaning.engine:
-            for setting in _SETTINGS.finditer(found.string):
-                self.crashes.settings.update({name: value for name, value in setting.groupdict().items() if value})
+            self.crashes.settings |= _captured(stages.settings.finditer(found.string))
         self.crashes.settings |= {"given": found.string} if meaning.arguments else {}
-        options = _OPTIONS.findall(found.string) if meaning.arguments else []
+        options = stages.options.findall(found.string) if meaning.arguments else []
         options += ["speculative_config"] if meaning.engine and "speculative_config=Spec" in found.string else []
         if options:
             known = self.crashes.settings.get("options", "").split(", ")
             flags = dict.fromkeys((*filter(None, known), *(f"--{name.replace('_', '-')}" for name in options)))
             self.crashes.settings["options"] = ", ".join(flags)
-        self._observe(meaning, {name: value for name, value in found.groupdict().items() if value})
+        self._observe(meaning, _captured([found]))
         if meaning.arguments:
-            self._place({name: value for each in _PLACE.finditer(found.string) for name, value in each.groupdict().items() if value})
+            self._place(_captured(stages.placement.finditer(found.string)))
         if meaning.peers is not None:
-            self._place({name: value for name, value in found.groupdict().items() if value}, meaning.peers)
+            self._place(_captured([found]), meaning.peers)
         place = self._seen.membership
         if meaning.peers == "stop" and place is not None and place.node != 0:
             self.crashes.leaving(self.lines)
@@ -289,6 +275,11 @@ class StartTracker:
         return replace(
             self._seen, **times, membership=place, obstacle=obstacle, crash=crash, lines=self.lines, notices=tuple(self.crashes.notices)
         )
+
+
+def _captured(matches: Iterable[re.Match[str]]) -> dict[str, str]:
+    """Return the named groups that matched, the last of several."""
+    return {name: value for found in matches for name, value in found.groupdict().items() if value}
 
 
 def _fullest(figure: str, logged: str, known: MeasuredMemory) -> float:

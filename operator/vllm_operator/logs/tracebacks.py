@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import islice
 
+from vllm_operator.catalog.error_forms import load_error_forms
 from vllm_operator.logs.lines import WARNING, Line
 
 NATIVE_FRAME = '  File "<unknown>"'  # Beginning of a frame of a process that died in native code. No exception follows.
@@ -25,74 +26,17 @@ CHARACTERS_KEPT = 300
 """Numbers of lines, and of characters of each, that are kept to look back at."""
 _PROCESSES_KEPT = 8
 _SOURCE_LINES = 8  # maximum number of source lines of a frame
-_EXCEPTION = re.compile(
-    r"(?:[\w.]{0,160}\.)?[A-Za-z_]\w{0,80}(?:Error|Exception|Interrupt|Exit|Timeout|Failure|NotFound|Expired|Killed|IsEnabled)"
-    r"(?:\(\w{1,80}\))?(?::|$| \[repeated)"
-    r"|Exception: "
-)
 _NAME = re.compile(r"(?=[\w.]{0,240}[A-Z.])(?=[\w.]{0,240}[a-z])[A-Za-z_][\w.]{0,240}(?:\(\w{1,80}\))?(?:: |:?$)")
-_TOP_FRAME = re.compile(
-    r"in <module>|multiprocessing/(?:process|spawn|popen_\w+)\.py|in _run_module_as_main|in run_engine_core|in worker_main"
-)
-_ENGINE_FRAME = re.compile(
-    r'engine/multiprocessing/engine\.py", line \d+, in (?:start|run_mp_engine)\b|in (?:run_engine_core|worker_main|_run_worker_process)\b'
-)
-"""First frame of a traceback that a process of the engine logs when it ends."""
 BEGINNING = "Traceback (most recent call last)"
 _HEADINGS = (BEGINNING, f"{BEGINNING}:")
 _NOTEBOOK = re.compile(r"[A-Za-z_][\w.]{0,80} {2,200}Traceback ")
 """Heading of the traceback of a cell in a notebook. The message follows the frames."""
-_OF_VLLM = (" LLM(", "-packages/vllm/")  # parts of the traceback of a cell that starts an engine
-_HARMLESS = (
-    "Exception ignored in",
-    "Task exception was never retrieved",
-    "Future exception was never retrieved",
-    "Exception in thread",
-    "Exception in ASGI application",
-    "Error in atexit",
-    "Error in sys.excepthook",
-)
-_LOGGING = ("--- Logging error ---", "--- Logging error in Loguru")
-"""Beginning of Python's report that a record could not be logged. The exception of the record follows, if it has one, then the traceback of
-the failure to log, the call stack, and the message."""
-_LOGGED = (
-    "Call stack:",
-    "Message: ",
-    "Arguments: ",
-    "Logged from file ",
-    "Unable to print the message and arguments",
-    "--- End of logging",
-)
-_MARKS = (*_HARMLESS, *_LOGGING, *_LOGGED)
 _EMITTING = re.compile(r"/logging/__init__\.py\"|, in (?:emit|handle)$")  # first frame of the failure to log, which the handler caught
 _NEAR, _MANY = 50, 1000
 """Number of lines within which the announced traceback begins, and within which all tracebacks of a report begin."""
 _GROUPS = ("  | ", "    | ", "      | ", "  + Exception Group Traceback")  # prefixes of the lines of an exception group
 _GROUPED = re.compile(r" {2,6}[|+] (?:Exception Group )?")
 CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
-ASIDE = "collect_env.py"  # A program whose output people paste beside the log. Its errors are not vLLM's.
-_ANSWERING = ("starlette/_exception_handler.py", "in run_endpoint_function", "in process_inputs", "in _validate_model_input")
-_ANSWERS = re.compile(
-    r'/entrypoints/(?:openai|serve|pooling|anthropic)/\S{0,80}(?:serving\w{0,30}|api_router)\.py", line \d{1,6}, '
-    r"in _?(?:create|render|preprocess|handle|tokenize|detokenize|chat_completion|completion|responses|stream|generate|beam_search)"
-    r'|/(?:starlette/middleware|prometheus_fastapi_instrumentator)/\w{1,40}\.py", line \d{1,6}, in (?:__call__|_?get_route_name)'
-)
-"""Frames of a server that answers a request. The same modules are imported when the server starts, and may fail then."""
-CLIENTS = (
-    'vllm/benchmarks/serve.py", line',
-    'vllm/entrypoints/cli/benchmark/serve.py", line',
-    'benchmark_serving.py", line',
-    'endpoint_request_func.py", line',
-)
-"""Frames of programs that send requests to a server."""
-_LIBRARIES = ("packages/openai/", "packages/litellm/", "packages/langchain_openai/")
-"""Frames of libraries that such programs use and the engine does not."""
-_MIDDLEWARE = ("starlette/middleware/", "prometheus_fastapi_instrumentator/")
-_OF_REQUESTS = (*_ANSWERING, *CLIENTS, *_LIBRARIES)
-BYSTANDERS = (ASIDE, *_OF_REQUESTS, "/serving", "_serving", "api_router.py", *_MIDDLEWARE)
-"""If the lines contain none of these, an exception is neither of a request nor of another program."""
-REQUEST_HEADER = re.compile(r"\[(?:serving|(?!abstract)\w{1,40}_(?:tool|reasoning)_parser\.py:)")
-"""Modules that answer requests, in the header of a record."""
 
 
 class Part(Enum):
@@ -124,6 +68,7 @@ class Tracebacks:
 
     def __init__(self, recent: deque[Line]) -> None:
         self.recent = recent
+        self._forms = load_error_forms().tracebacks
         self._open: OrderedDict[str, Traceback] = OrderedDict()
         self._harmless_before = False
         self._announced: dict[tuple[bool, str], int] = {}  # lines that announce a traceback, by whether logging failed, and process
@@ -152,23 +97,23 @@ class Tracebacks:
             return Part.FRAME
         if text.endswith(_HEADINGS):
             return self._headed(process, text, number, raw=raw)
-        if text.startswith(_MARKS) or (self._harmless_before and text.startswith(CHAINED)):
+        if text.startswith(self._forms.marks) or (self._harmless_before and text.startswith(CHAINED)):
             self._mark(process, text, number)
             return Part.OTHER
         # The line of an exception has one word before its colon. Few others do, and the test is cheap.
         word = text.partition(" ")[0]
         is_name = ":" in word or len(word) == len(text) or text.startswith(" [repeated", len(word))
-        if is_name and (_EXCEPTION.match(text) or (_NAME.match(text) and self.follows_frames(process))):
+        if is_name and (self._forms.exception.match(text) or (_NAME.match(text) and self.follows_frames(process))):
             return Part.EXCEPTION
         return Part.OTHER
 
     def _mark(self, process: str, text: str, number: int) -> None:
-        if text.startswith(_LOGGED):
+        if text.startswith(self._forms.logged):
             self._announced.pop((True, process), None)
             return
         if len(self._announced) >= 2 * _PROCESSES_KEPT:
             self._announced.clear()
-        self._announced[text.startswith(_LOGGING), process] = number
+        self._announced[text.startswith(self._forms.logging), process] = number
 
     def _headed(self, process: str, text: str, number: int, *, raw: bool) -> Part:
         if text[-1] == ":":
@@ -214,7 +159,7 @@ class Tracebacks:
 
     def broken_off(self) -> Iterator[tuple[str, Traceback]]:
         """Return tracebacks that end a process and whose exception is not in the log, with the process."""
-        of_vllm = self.mention(_OF_VLLM)
+        of_vllm = self.mention(self._forms.of_cell)
         for process, each in self.unfinished():
             if (each.uncaught or each.ends_engine or (each.is_of_a_cell and of_vllm)) and not each.harmless:
                 yield process, each
@@ -247,8 +192,8 @@ class Tracebacks:
             if traceback.is_of_logging:
                 # The exception of the record comes first. That it could not be logged does not make it harmless.
                 traceback.harmless = _EMITTING.search(text) is not None
-            traceback.uncaught = traceback.raw and not traceback.is_of_logging and _TOP_FRAME.search(text) is not None
-            traceback.ends_engine = _ENGINE_FRAME.search(text) is not None
+            traceback.uncaught = traceback.raw and not traceback.is_of_logging and self._forms.process_frame.search(text) is not None
+            traceback.ends_engine = self._forms.engine_frame.search(text) is not None
 
 
 def ungrouped(text: str) -> str:
@@ -283,4 +228,5 @@ def _backwards(recent: deque[Line], process: str) -> Iterator[str]:
 
 def is_of_a_request(frames: Iterable[str]) -> bool:
     """Whether a traceback belongs to an answered request or to a client."""
-    return any(_ANSWERS.search(frame) or any(place in frame for place in _OF_REQUESTS) for frame in frames)
+    forms = load_error_forms().tracebacks
+    return any(forms.answers.search(frame) or any(place in frame for place in forms.of_requests) for frame in frames)
