@@ -1,9 +1,8 @@
 """Deployments as other tools write them become VLLMDeployments that can be planned; what was done with each setting is told."""
 
+import asyncio
 import json
-from argparse import Namespace
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -166,12 +165,7 @@ def test_a_deployment_of_the_cluster_is_imported_without_what_the_api_server_add
     live = deployment("vllm", "serve", "a/b", pod=added, imagePullPolicy="IfNotPresent")
     cluster = FakeCluster()
     cluster.put({**live, "apiVersion": "apps/v1", "metadata": {"name": "a", "namespace": "models"}})
-
-    @asynccontextmanager
-    async def connected(arguments: Namespace, what: str) -> AsyncIterator[FakeCluster]:
-        yield cluster
-
-    monkeypatch.setattr("vllm_operator.cli.live.connected", connected)
+    monkeypatch.setattr("vllm_operator.cli.live.with_client", lambda _arguments, _what, use: asyncio.run(use(cluster)))
     status, out, report = run("deployment/a", "-n", "models")
     assert status == 0
     assert yaml.safe_load(out)["metadata"] == {"name": "a", "namespace": "models"}

@@ -20,7 +20,8 @@ from support.plans import deployment, known, made
 from support.wheels import FILES, VERSION, write_wheel
 from vllm_operator.__main__ import main as command_line
 from vllm_operator.api.labels import API_VERSION, KIND
-from vllm_operator.catalog.builds import MARK, PACKED_LIMIT, TABLE_LIMIT, find_packed, read_packed
+from vllm_operator.catalog import builds
+from vllm_operator.catalog.builds import MARK, PACKED_LIMIT, TABLE_LIMIT, find_packed
 from vllm_operator.catalog.entry import EntryError, parse_entry
 from vllm_operator.catalog.notes import note
 from vllm_operator.catalog.versions import VersionTable, build_versions, load_versions, parse_release
@@ -236,7 +237,7 @@ VALID = known().versions.newest.model_dump(mode="json", by_alias=True, exclude_n
 )
 def test_a_table_with_anything_else_is_refused(content: Any) -> None:
     with pytest.raises(EntryError):
-        read_packed(pack(content))
+        builds.read_table(builds.unpack(pack(content)))
 
 
 @given(
@@ -247,13 +248,13 @@ def test_a_table_with_anything_else_is_refused(content: Any) -> None:
 def test_any_output_of_the_program_is_a_table_or_refused(text: str) -> None:
     for output in (text, f"2026-01-01T00:00:00Z {MARK}{text}\nmore"):
         with pytest.raises(EntryError):
-            read_packed(find_packed(output))
+            builds.read_table(builds.unpack(find_packed(output)))
 
 
 def test_a_table_is_unpacked_up_to_its_limit() -> None:
     for content in (b"[" * TABLE_LIMIT, b"[" * 100_000, b" " * 100_000_000):
         packed = base64.b64encode(zlib.compress(content)).decode()
         with pytest.raises(EntryError):
-            read_packed(find_packed(MARK + packed))
+            builds.read_table(builds.unpack(find_packed(MARK + packed)))
     with pytest.raises(EntryError, match="wrote no table"):
         find_packed(MARK + "a" * (PACKED_LIMIT + 1))

@@ -167,6 +167,7 @@ def _headline(group: Group) -> str:
 
 
 def _name(crash: Crash) -> str:
+    """Return the signature, or what failed for an error without one."""
     return crash.cause.partition(": ")[0] if crash.family else crash.signature
 
 
@@ -286,9 +287,7 @@ def headline(state: StartupState, red: str = "", green: str = "") -> str:
     name = f"{'after' if state.is_stage_over else 'during'} {STAGE_NAMES[state.stage]}"
     if state.crash is not None:
         when = "" if not state.has_start else " while serving" if state.stage is Stage.READY else f" {name}"
-        # An error without a signature is headed by what failed.
-        what = state.crash.cause.partition(": ")[0] if state.crash.family else state.crash.signature
-        return f"{red}Crashed{when}: {what}"
+        return f"{red}Crashed{when}: {_name(state.crash)}"
     if state.stage is Stage.READY:
         if TOLD_TO_STOP in state.notices:
             return "Stopped: the server was ready, and was told to stop"

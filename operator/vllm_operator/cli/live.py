@@ -4,8 +4,8 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar, Unpack
@@ -32,13 +32,26 @@ CONFIG_MAPS = {"rules": "--rules", "instance_types": "--instance-types"}
 
 
 def with_client(arguments: argparse.Namespace, what: str, use: Callable[[KubeClient], Awaitable[Read]]) -> Read:
-    """Use a client with the user's account, as `connected`, and return the result."""
+    """Use a client with the user's account. Requests raise InputError, which says that there is no `what` if it does not exist."""
+    load = partial(load_configuration, _environment(arguments), context=arguments.context)
 
     async def run() -> Read:
-        async with connected(arguments, what) as client:
+        client = KubeClient(await load(), reload=load)
+        try:
             return await use(client)
+        finally:
+            await client.close()
 
-    return asyncio.run(run())
+    try:
+        return asyncio.run(run())
+    except MissingConnectionError as error:
+        raise InputError(str(error)) from error
+    except kube.NotFound as error:
+        raise InputError(f"there is no {what}") from error
+    except kube.Forbidden as error:
+        raise InputError(f"your account may not {error.verb} {error.resource}: {error}") from error
+    except kube.ClusterError as error:
+        raise InputError(f"the cluster cannot be read: {error}") from error
 
 
 def read_live(arguments: argparse.Namespace) -> ClusterObjects:
@@ -79,26 +92,6 @@ async def annotate(client: kube.ClusterClient, resource: Mapping[str, Any], anno
     metadata = {field: resource["metadata"][field] for field in ("name", "namespace")} | {"annotations": {annotation: value}}
     wanted = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata}
     await client.apply(wanted, manager=f"vllm-operator-{annotation.rpartition('/')[2]}")
-
-
-@asynccontextmanager
-async def connected(arguments: argparse.Namespace, what: str) -> AsyncIterator[KubeClient]:
-    """Return a client with the user's account. Requests raise InputError, which says that there is no `what` if it does not exist."""
-    load = partial(load_configuration, _environment(arguments), context=arguments.context)
-    try:
-        client = KubeClient(await load(), reload=load)
-    except MissingConnectionError as error:
-        raise InputError(str(error)) from error
-    try:
-        yield client
-    except kube.NotFound as error:
-        raise InputError(f"there is no {what}") from error
-    except kube.Forbidden as error:
-        raise InputError(f"your account may not {error.verb} {error.resource}: {error}") from error
-    except kube.ClusterError as error:
-        raise InputError(f"the cluster cannot be read: {error}") from error
-    finally:
-        await client.close()
 
 
 def namespace_of(arguments: argparse.Namespace) -> str:

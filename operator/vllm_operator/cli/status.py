@@ -29,10 +29,15 @@ def _show(
     arguments: argparse.Namespace,
     what: str,
     read: Callable[[ClusterClient], Awaitable[Read]],
+    as_data: Callable[[Read], Any],
     draw: Callable[[Read], list[Line]],
     *,
     is_endless: bool,
 ) -> int:
+    if arguments.output:
+        print_as(as_data(with_client(arguments, what, read)), arguments.output)
+        return 0
+
     async def use(client: ClusterClient) -> None:
         async def read_all() -> tuple[Read, datetime | None]:
             return await read(client), await last_renewal(client)
@@ -51,15 +56,11 @@ def _show(
 
 def show_status(arguments: argparse.Namespace) -> int:
     """Print the screen of one object. Return the exit status."""
-    read = partial(read_object, name=arguments.name, namespace=namespace_of(arguments))
-    if arguments.output:
-        resource, events = with_client(arguments, described(arguments), read)
-        print_as({"deployment": resource, "events": [event for _, event in newest(events)]}, arguments.output)
-        return 0
     return _show(
         arguments,
         described(arguments),
-        read,
+        partial(read_object, name=arguments.name, namespace=namespace_of(arguments)),
+        lambda found: {"deployment": found[0], "events": [event for _, event in newest(found[1])]},
         lambda found: status_page(*found, datetime.now(UTC), width=screen_width()),
         is_endless=arguments.watch,
     )
@@ -67,21 +68,15 @@ def show_status(arguments: argparse.Namespace) -> int:
 
 def show_top(arguments: argparse.Namespace) -> int:
     """Print the table of all objects. Return the exit status."""
-    if arguments.output:
-        print_as({"deployments": with_client(arguments, _NOT_INSTALLED, _find_all(arguments))}, arguments.output)
-        return 0
+    namespace = scope_of(arguments)
     return _show(
         arguments,
         _NOT_INSTALLED,
-        _find_all(arguments),
+        lambda client: client.find(VLLM_DEPLOYMENT, namespace, cached=True),
+        lambda resources: {"deployments": resources},
         lambda resources: top_page(resources, datetime.now(UTC), width=screen_width()),
         is_endless=is_terminal() and not arguments.once,
     )
-
-
-def _find_all(arguments: argparse.Namespace) -> Callable[[ClusterClient], Awaitable[Sequence[Manifest]]]:
-    namespace = scope_of(arguments)
-    return lambda client: client.find(VLLM_DEPLOYMENT, namespace, cached=True)
 
 
 async def read_object(client: ClusterClient, name: str, namespace: str) -> tuple[Manifest, Sequence[Manifest]]:
