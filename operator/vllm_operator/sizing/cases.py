@@ -15,7 +15,7 @@ from vllm_operator.catalog.models import KnownShapes
 from vllm_operator.catalog.versions import Release, parse_release
 from vllm_operator.sizing import engine, resolve
 from vllm_operator.sizing.estimate import Estimate, Prediction
-from vllm_operator.sizing.formats import NO_NAME, name_format
+from vllm_operator.sizing.formats import load_names, name_format
 from vllm_operator.sizing.parallelism import ParallelShape
 
 OLDEST_TYPICAL, NEWEST = (0, 11, 0), (0, 33, 0)
@@ -48,7 +48,7 @@ def read_releases(version: str) -> tuple[Release, ...]:
 def read_cache_type(written: str) -> str:
     """Return the `--kv-cache-dtype`; `auto` if none is given."""
     name = written.strip().lower()[:40]
-    return "auto" if name in NO_NAME or name == "none" else name
+    return "auto" if name in load_names().no_name or name == "none" else name
 
 
 MOST_GPUS = 4096

@@ -14,11 +14,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import islice
 from typing import Any
 
 from vllm_operator.api.reading import mapping, read_integer, sequence, text
+from vllm_operator.api.spec import Quantization
+from vllm_operator.catalog.entry import Entry, load_file
 from vllm_operator.sizing.model_shape import NESTED, ModelShape, Module, Shard
 
 LENGTH_BYTES = 8
@@ -28,19 +30,6 @@ TENSORS_LIMIT, NAME_LIMIT, SIZE_LIMIT = 100_000, 300, 1 << 46
 LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.([0-9]{1,3})\.(.+)$")
 ENCODER_NAMES = re.compile(r"(?:^|\.)(?:vision|visual|audio|multi_modal|multimodal|mm_|patch_merger|pre_mm|image)")
 DRAFT_NAMES = re.compile(r"(?:^|\.)(?:mtp|nextn|eagle|draft)")
-ENDS = dict.fromkeys(("embed_tokens", "wte", "embeddings", "embed", "tok_embeddings"), "embed_tokens")
-ENDS |= dict.fromkeys(("lm_head", "head", "output"), "lm_head")
-NOT_LINEAR = ("norm", "compressor", "weights_proj", "g_idx")
-"""Parts of names of tensors that are small, are not loaded, or are counted separately."""
-ALIASES = {
-    "block_sparse_moe": "mlp",
-    "ffn": "mlp",
-    "feed_forward": "mlp",
-    "attn": "self_attn",
-    "shared_expert": "shared_experts",
-    "router": "gate",
-}
-"""Aliases of modules, with the name in this package."""
 FAMILIES = frozenset({"self_attn", "linear_attn", "mixer", "mlp", "experts", "shared_experts"})
 
 
@@ -76,6 +65,7 @@ def read_header(header: bytes) -> dict[str, int] | None:
 def add_up(tensors: Mapping[str, int]) -> TensorSizes:
     """Return the sums of the tensors of one file."""
     sizes: TensorSizes = Counter()
+    names = load_names()
     for name, size in tensors.items():
         layer = LAYER.search(name)
         if ENCODER_NAMES.search(name):
@@ -85,7 +75,7 @@ def add_up(tensors: Mapping[str, int]) -> TensorSizes:
         elif layer is not None:
             if (family := _family_of_tensor(layer[2])) in FAMILIES:
                 sizes[family, int(layer[1])] += size
-        elif end := next((ENDS[part] for part in name.split(".") if part in ENDS), ""):
+        elif end := next((names.ends[part] for part in name.split(".") if part in names.ends), ""):
             sizes[end, OUTSIDE] += size
     return sizes
 
@@ -94,7 +84,11 @@ def add_up(tensors: Mapping[str, int]) -> TensorSizes:
 def _family_of_tensor(path: str) -> str:
     """Return the family of a tensor inside a layer; empty for norms, biases and the router, which always have 16 bits or more."""
     parts = path.split(".")
-    if any(word in path for word in NOT_LINEAR) or path.endswith("bias") or parts[-2:-1] in (["gate"], ["router"], ["shared_expert_gate"]):
+    if (
+        any(word in path for word in load_names().not_linear)
+        or path.endswith("bias")
+        or parts[-2:-1] in (["gate"], ["router"], ["shared_expert_gate"])
+    ):
         return ""
     own = [part for part in parts[:-1] if not part.isdigit()] or parts
     return find_family(".".join(own), is_expert="experts" in own)
@@ -103,7 +97,7 @@ def _family_of_tensor(path: str) -> str:
 @lru_cache(maxsize=1024)
 def find_family(path: str, *, is_expert: bool) -> str:
     """Return the family of a module by its path inside a layer: `experts`, `shared_experts`, else the first part, such as `mlp`."""
-    parts = [ALIASES.get(part, part) for part in path.split(".")]
+    parts = [load_names().aliases.get(part, part) for part in path.split(".")]
     if "shared_experts" in parts:
         return "shared_experts"
     return "experts" if is_expert else parts[0]
@@ -113,10 +107,6 @@ PATTERN_LIMIT, PATTERN_LENGTH = 20_000, 200
 RULES_LIMIT = 256
 """Maximum number of paths inside a layer. Lists of thousands of modules have some dozen of them, each for many layers."""
 SCALE_BYTES = 2  # bytes of a scale or a zero point of a group of weights
-FP8_BYTES, NVFP4_BYTES, MXFP4_BYTES, MXFP8_BYTES = 1.0, 0.5 + 1 / 16, 0.5 + 1 / 32, 1 + 1 / 32
-BLOCK_BYTES = 1 + 4 / (128 * 128)
-NF4_BYTES = 0.5 + 4 / 64
-"""4 bits, and 32 bits for each 64 weights, also with double quantization (model_loader/bitsandbytes_loader.py, 0.20.0)."""
 FEW_EXPERTS = 8
 MOST_EXPRESSIONS, MOST_GROUPS, MOST_CHOICES = 512, 4, 64
 """Limits for untrusted expressions: regular expressions of a list, groups of alternatives in one, and resulting globs."""
@@ -178,6 +168,37 @@ class WeightFormat:
             total += len(hit) * module.elements * (wide if rule.size is None else rule.size)
             remaining = remaining - hit
         return total + len(remaining) * module.elements * usual
+
+
+class Names(Entry):
+    """The content of `formats.yaml`: formats, and how checkpoints and people name formats and modules."""
+
+    formats: Mapping[str, WeightFormat]
+    methods: Mapping[str, str]
+    experts_only: frozenset[str]
+    grouped: frozenset[str]
+    algorithms: Mapping[str, str]  # in the order in which they are tried
+    usual_algorithms: Mapping[str, str]
+    exclude_keys: tuple[str, ...]
+    classes: frozenset[str]
+    quantizations: Mapping[str, Quantization]
+    packed: Mapping[str, Quantization]
+    aliases: Mapping[str, str]
+    ends: Mapping[str, str]
+    not_linear: tuple[str, ...]
+    no_name: frozenset[str]
+    of_checkpoint: frozenset[str]
+    gguf_bits: Mapping[str, float]
+
+
+@cache
+def load_names() -> Names:
+    """Load the shipped names."""
+    return load_file(Names, "formats.yaml")
+
+
+def _format(name: str) -> WeightFormat:
+    return load_names().formats[name]
 
 
 def grouped_bytes(bits: int, group: int) -> float:
@@ -242,13 +263,12 @@ def _split(pattern: str) -> tuple[int | None, str]:
 
 
 _PROJECTIONS = frozenset({"gate_proj", "up_proj", "gate_up_proj", "w1", "w2", "w3", "weight", "weight_scale"})
-_PARTS = ALIASES | {"in_proj_qkv": "in_proj_qkvz"}
 _JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
 
 
 @lru_cache(maxsize=4096)
 def _matches(name: str, pattern: str) -> bool:
-    parts = [_PARTS.get(part, part) for each in pattern.split(".") if (part := each.strip("*"))]
+    parts = [load_names().aliases.get(part, part) for each in pattern.split(".") if (part := each.strip("*"))]
     if not parts:
         return "*" in pattern
     own = name.split(".")
@@ -273,39 +293,7 @@ def _matches(name: str, pattern: str) -> bool:
 # pattern (`dynamic` of GPTQModel, `extra_config` of AutoRound, `layer_quant_config` of Quark), groups with targets (compressed-tensors), or
 # a format for each layer (ModelOpt). Sources: vllm/model_executor/layers/quantization, 0.20.0 and 0.26.0.
 
-EXCLUDE_KEYS = (
-    *("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules"),
-    *("unquantized_modules", "llm_int8_skip_modules", "exclude"),
-)
 USUAL_GROUP = 128
-FP8, FP8_BLOCK = WeightFormat("FP8", FP8_BYTES), WeightFormat("FP8Block", BLOCK_BYTES, blocks=128)
-NVFP4, MXFP4, MXFP8 = WeightFormat("NVFP4", NVFP4_BYTES), WeightFormat("MXFP4", MXFP4_BYTES), WeightFormat("MXFP8", MXFP8_BYTES)
-INT8, NF4 = WeightFormat("INT8", 1.0), WeightFormat("INT4", NF4_BYTES)
-NATIVE_FP4 = WeightFormat("MXFP4", BLOCK_BYTES, (Rule("mlp.experts", None, MXFP4_BYTES),))  # the format of DeepSeek V4
-INT4 = WeightFormat("INT4", 0.5 + SCALE_BYTES / USUAL_GROUP, group=USUAL_GROUP)
-ALGORITHMS = {
-    "NVFP4": NVFP4,
-    "MXFP8": MXFP8,
-    "MXFP4": MXFP4,
-    "FP4": NVFP4,
-    "FP8": FP8,
-    "W4A": INT4,
-    "INT4": INT4,
-    "W8A8": INT8,
-    "INT8": INT8,
-}
-"""Formats of NVIDIA ModelOpt by a part of their name. The first match counts."""
-METHODS = {
-    "mxfp4": replace(MXFP4, experts_only=True),
-    "gpt_oss_mxfp4": replace(MXFP4, experts_only=True),
-    "experts_int8": replace(INT8, experts_only=True),
-    "bitsandbytes": INT8,
-    "bnb": INT8,
-}
-"""Formats by `quant_method`."""
-USUAL_ALGORITHMS = {"modelopt": "FP8", "modelopt_fp4": "NVFP4", "mxfp8": "MXFP8", "fp8": "FP8", "fbgemm_fp8": "FP8", "ptpc_fp8": "FP8"}
-GROUPED_METHODS = ("awq", "gptq", "auto-round", "auto_round", "inc", "auto_gptq", "auto_awq", "gptq_marlin", "awq_marlin", "moe_wna16")
-CLASSES = ("Linear", "FusedMoE", "MoE")  # targets of compressed-tensors that mean all layers of a class
 
 
 def read_quantization(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -321,13 +309,13 @@ def read_format(config: Mapping[str, Any], shape: ModelShape) -> WeightFormat:
     written = quantization or mapping(config, "compression_config")
     if not written:
         return WeightFormat("BF16", float(shape.element_bytes))
-    listed = next((found for key in EXCLUDE_KEYS if (found := sequence(written.get(key)))), [])
+    listed = next((found for key in load_names().exclude_keys if (found := sequence(written.get(key)))), [])
     rules = read_rules([name for name in listed[:PATTERN_LIMIT] if isinstance(name, str)], None)
     method = str(written.get("quant_method", ""))[:40].lower()
     is_native = (mapping(config, "text_config").get("expert_dtype") or config.get("expert_dtype")) == "fp4"
-    form = NATIVE_FP4 if is_native else _read_method(written, method, shape)
+    form = _format("DeepSeekV4") if is_native else _read_method(written, method, shape)
     # The patterns of AWQ and GPTQ take precedence over the list of modules that are not quantized.
-    rules = (*form.rules, *rules) if method in GROUPED_METHODS else (*rules, *form.rules)
+    rules = (*form.rules, *rules) if method in load_names().grouped else (*rules, *form.rules)
     drafts = any("mtp" in rule.pattern for rule in rules if rule.size is None)
     return replace(form, rules=rules, wide_drafts=drafts, narrow_cache=requested_cache(quantization) is not None)
 
@@ -341,28 +329,29 @@ def requested_cache(written: Mapping[str, Any]) -> str | None:
 
 def _read_method(written: Mapping[str, Any], method: str, shape: ModelShape) -> WeightFormat:
     algorithm = str(written.get("quant_algo") or "").upper()[:40]
-    if method in GROUPED_METHODS:
+    names = load_names()
+    if method in names.grouped:
         return _grouped(written, method, shape)
     if method == "compressed-tensors":
         return _compressed(written)
     if method == "quark":
         return _quark(written, shape)
     if method in ("bitsandbytes", "bnb") and (written.get("load_in_4bit") or written.get("_load_in_4bit")):
-        return NF4
-    if method in METHODS:
-        return METHODS[method]
+        return _format("NF4")
+    if method in names.methods:
+        return replace(_format(names.methods[method]), experts_only=method in names.experts_only)
     if "quantized_layers" in written or algorithm == "MIXED_PRECISION":
         return _mixed(written)
-    form = _find_algorithm(algorithm or USUAL_ALGORITHMS.get(method, ""))
+    form = _find_algorithm(algorithm or names.usual_algorithms.get(method, ""))
     if form is None:
         return WeightFormat(method.upper() or "unknown", float(shape.element_bytes), assumed=True)
     block = written.get("weight_block_size")
-    blocks = (read_integer(block[0]) if isinstance(block, list) and block else None) if form is FP8 else None
-    return replace(FP8_BLOCK, blocks=blocks) if blocks else form
+    blocks = (read_integer(block[0]) if isinstance(block, list) and block else None) if form.name == "FP8" else None
+    return replace(_format("FP8Block"), blocks=blocks) if blocks else form
 
 
 def _find_algorithm(algorithm: str) -> WeightFormat | None:
-    return next((form for name, form in ALGORITHMS.items() if name in algorithm), None)
+    return next((_format(name) for part, name in load_names().algorithms.items() if part in algorithm), None)
 
 
 def _rules_by_size(sizes: Iterable[tuple[str, float | None]]) -> tuple[Rule, ...]:
@@ -403,13 +392,14 @@ def _bits(written: Mapping[str, Any], default: int, most: int = 8) -> int:
 def _compressed(written: Mapping[str, Any]) -> WeightFormat:
     """Return the format of compressed-tensors: groups of layers with formats. A group for a whole class has the lowest precedence."""
     groups = [group for group in mapping(written, "config_groups").values() if isinstance(group, Mapping)][:PATTERN_LIMIT]
-    usual = [group for group in groups if any(target in CLASSES for target in _targets(group))]
+    classes = load_names().classes
+    usual = [group for group in groups if any(target in classes for target in _targets(group))]
     form = _compressed_group(next(iter((*usual, *groups)), {}), written)
     own = tuple(
         rule
         for group in groups
         if group not in usual
-        for rule in read_rules([target for target in _targets(group) if target not in CLASSES], _compressed_group(group, written).size)
+        for rule in read_rules([target for target in _targets(group) if target not in classes], _compressed_group(group, written).size)
     )
     if groups and not usual and own:  # only named modules are quantized
         return replace(form, name="mixed" if len(groups) > 1 else form.name, size=2.0, rules=own)
@@ -428,14 +418,14 @@ def _compressed_group(group: Mapping[str, Any], written: Mapping[str, Any]) -> W
     if not 2 <= bits <= 8:
         return WeightFormat(f"INT{bits}", 2.0, assumed=True)
     if bits == 4 and (is_float or "fp4" in name):
-        return NVFP4 if "nvfp4" in name or (is_float and size == 16) else MXFP4
+        return _format("NVFP4" if "nvfp4" in name or (is_float and size == 16) else "MXFP4")
     if bits != 8:
         return WeightFormat(f"INT{bits}", grouped_bytes(bits, size or USUAL_GROUP), group=max(size, 0))
     if is_float and size == 32:
-        return MXFP8
+        return _format("MXFP8")
     if weights.get("strategy") == "block":
-        return replace(FP8_BLOCK, name="FP8Block" if is_float else "INT8Block")
-    return replace(FP8 if is_float else INT8, size=grouped_bytes(8, size))
+        return replace(_format("FP8Block"), name="FP8Block" if is_float else "INT8Block")
+    return replace(_format("FP8" if is_float else "INT8"), size=grouped_bytes(8, size))
 
 
 def _quark(written: Mapping[str, Any], shape: ModelShape) -> WeightFormat:
@@ -443,7 +433,7 @@ def _quark(written: Mapping[str, Any], shape: ModelShape) -> WeightFormat:
     usual = _quark_bytes(written.get("global_quant_config"))
     sizes = ((pattern, _quark_bytes(how)) for pattern, how in mapping(written.get("layer_quant_config")).items())
     size = usual if usual is not None else float(shape.element_bytes)
-    name = {MXFP4_BYTES: "MXFP4", FP8_BYTES: "FP8"}.get(size, "QUARK")
+    name = next((name for name in ("MXFP4", "FP8") if _format(name).size == size), "QUARK")
     return WeightFormat(name, size, _rules_by_size(sizes), assumed=usual is None)
 
 
@@ -453,11 +443,11 @@ def _quark_bytes(how: Any) -> float | None:
     weight = mapping(weight[0] if isinstance(weight, list) and weight else weight)
     kind, group = str(weight.get("dtype") or "")[:20].lower(), read_integer(weight.get("group_size")) or 0
     if kind == "fp4":
-        return MXFP4_BYTES if group != 16 else NVFP4_BYTES
+        return _format("MXFP4" if group != 16 else "NVFP4").size
     if kind.startswith("fp6"):
         return 0.75 + 1 / 32
     if kind.startswith(("fp8", "int8", "uint8")):
-        return FP8_BYTES
+        return _format("FP8").size
     return grouped_bytes(4, group or USUAL_GROUP) if kind in ("int4", "uint4") else None
 
 
@@ -466,29 +456,14 @@ def _mixed(written: Mapping[str, Any]) -> WeightFormat:
     layers = mapping(written, "quantized_layers")
     if not layers:
         names = ("self_attn*", "linear_attn*", "mixer.in_proj")
-        return WeightFormat("mixed", NVFP4_BYTES, tuple(Rule(name, None, FP8_BYTES) for name in names), assumed=True)
+        rules = tuple(Rule(name, None, _format("FP8").size) for name in names)
+        return WeightFormat("mixed", _format("NVFP4").size, rules, assumed=True)
     found = {name: _find_algorithm(str(mapping(how).get("quant_algo", "")).upper()[:20]) for name, how in layers.items()}
     return WeightFormat("mixed", 2.0, _rules_by_size((name, form.size) for name, form in found.items() if form is not None))
 
 
 # The format by a name: as people and logs write it, or in the name of a model.
 
-NO_NAME = frozenset({"", "auto", "default", "null", "unknown", "not stated", "n/a", "-", "?"})
-"""Values for a format that is not given. The format of the checkpoint applies."""
-OF_CHECKPOINT = frozenset({"deepseek_v4_fp8", "modelopt_mixed"})
-"""vLLM's names of methods under which config.json says the format of each layer (layers/quantization/__init__.py, 0.33.0)."""
-GGUF_BITS = {
-    "q2": {"k": 3.16},
-    "q3": {"k_s": 3.64, "k_m": 4.0, "k": 4.0, "k_l": 4.3},
-    "q4": {"0": 4.64, "k_s": 4.67, "k_m": 4.89, "k": 4.89},
-    "q5": {"k_s": 5.57, "k_m": 5.7, "k": 5.7},
-    "q6": {"k": 6.56},
-    "q8": {"0": 8.5},
-    "iq2": {"m": 2.93},
-    "iq3": {"m": 3.76},
-    "iq4": {"xs": 4.46, "nl": 4.68},
-}
-"""Bits of a weight by type, of all tensors with the embedding (ggml-org/llama.cpp tools/quantize/README.md, Llama 3.1 8B)."""
 GGUF_TYPE = re.compile(r"\bi?q[2-8]_[0-9a-z]{1,2}(?:_[sml])?\b")
 
 IN_NAME = re.compile(
@@ -522,23 +497,23 @@ def _name_format(label: str, shape: ModelShape) -> WeightFormat | None:
     if re.match(r"(none|bf16|fp16|bfloat16|float16|half)\b", text):
         return WeightFormat("BF16", float(shape.element_bytes))
     if "fbgemm" in words:
-        return replace(FP8, rules=(Rule("self_attn*", None, None), Rule("*", frozenset({0, shape.layers - 1}), None)))
+        return replace(_format("FP8"), rules=(Rule("self_attn*", None, None), Rule("*", frozenset({0, shape.layers - 1}), None)))
     if {"native", "fp4"} <= words or text == "deepseek_v4_fp8":
-        return NATIVE_FP4
+        return _format("DeepSeekV4")
     if words & {"nvfp4", "fp4"}:
         return _usual_nvfp4(shape, moe, "mixed" in words)
     if "mxfp4" in words:
-        return replace(MXFP4, experts_only=moe)
+        return replace(_format("MXFP4"), experts_only=moe)
     if "mxfp8" in words:
-        return MXFP8
+        return _format("MXFP8")
     if "fp8" in words and "block" in text:
-        return FP8_BLOCK
+        return _format("FP8Block")
     if words & {"fp8", "float8", "modelopt"}:  # `modelopt` is vLLM's name for NVIDIA's checkpoints in FP8
-        return replace(FP8, experts_only=experts and not words.isdisjoint({"fp8", "float8"}))
+        return replace(_format("FP8"), experts_only=experts and not words.isdisjoint({"fp8", "float8"}))
     if words & {"int8", "w8a8", "8bit", "w8a16"}:
-        return replace(INT8, experts_only=experts)
+        return replace(_format("INT8"), experts_only=experts)
     if words & {"bitsandbytes", "bnb", "nf4"}:
-        return NF4
+        return _format("NF4")
     if words & {"awq", "gptq", "int4", "w4a16", "w4a8", "4bit", "autoround"}:
         stated = re.search(r"group (?:size )?([0-9]{1,4})", text)
         group = int(stated[1]) if stated and int(stated[1]) > 0 else USUAL_GROUP
@@ -550,8 +525,7 @@ def _name_format(label: str, shape: ModelShape) -> WeightFormat | None:
 
 def _gguf(shape: ModelShape, name: str) -> WeightFormat | None:
     """Return a GGUF format: nearly all tensors are quantized, including the embedding, to several types."""
-    kind, _, variant = name.partition("_")
-    size = GGUF_BITS.get(kind, {}).get(variant, 0.0) / 8
+    size = load_names().gguf_bits.get(name, 0.0) / 8
     outside = tuple((each.name, round(each.total * size)) for each in shape.modules if each.shard is Shard.VOCABULARY)
     return WeightFormat(name.upper(), size, outside=outside) if size else None
 
@@ -560,14 +534,15 @@ def _usual_nvfp4(shape: ModelShape, moe: bool, mixed: bool) -> WeightFormat:
     """Return NVIDIA's usual format: experts in 4 bits, the rest in 16; attention in FP8 with mixed precision and for dense hybrids."""
     hybrid = any(module.name.startswith(("linear_attn", "mixer")) for module in shape.modules)
     if moe and not mixed:
-        return replace(NVFP4, experts_only=True, assumed=True)
+        return replace(_format("NVFP4"), experts_only=True, assumed=True)
     if not (mixed or hybrid):
-        return replace(NVFP4, assumed=True)
+        return replace(_format("NVFP4"), assumed=True)
     narrow = ("linear_attn*", "mixer.in_proj*", "mixer.out_proj*", "mixer.shared_experts*")
-    rules = [Rule(name, None, FP8_BYTES) for name in narrow]
-    rules += [Rule("self_attn*", None, FP8_BYTES if hybrid and not moe else None), Rule("mixer.latent_proj", None, None)]
+    fp8 = _format("FP8").size
+    rules = [Rule(name, None, fp8) for name in narrow]
+    rules += [Rule("self_attn*", None, fp8 if hybrid and not moe else None), Rule("mixer.latent_proj", None, None)]
     # With attention in FP8 the KV cache has FP8 too, ModelOpt's default (hf_ptq.py --kv_cache_qformat).
-    return replace(NVFP4, rules=tuple(rules), assumed=True, narrow_cache=True)
+    return replace(_format("NVFP4"), rules=tuple(rules), assumed=True, narrow_cache=True)
 
 
 # The format of weights from the tensors of a checkpoint: bytes of the modules of each layer.

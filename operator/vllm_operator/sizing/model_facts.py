@@ -17,7 +17,7 @@ from vllm_operator.api.reading import mapping, read_bytes, read_integer, sequenc
 from vllm_operator.api.spec import Attention, ModelFacts, ModelSpec, Quantization
 from vllm_operator.catalog.models import BLOCK, FACTS, NO_FACTS, Facts, ModelFamily, Models
 from vllm_operator.catalog.notes import Note, Severity
-from vllm_operator.sizing.formats import TensorSizes, read_format, read_quantization, requested_cache
+from vllm_operator.sizing.formats import TensorSizes, load_names, read_format, read_quantization, requested_cache
 from vllm_operator.sizing.model_shape import EXPERT_KEYS, ModelConfig, Shard, read_shape
 from vllm_operator.text.wording import listed
 
@@ -26,21 +26,6 @@ FROM_CONFIG = "config.json"
 FROM_WEIGHTS = "weight files"
 FROM_TABLE = "table of well-known models"
 INTEGERS = ("gptq", "awq", "auto-round", "auto_gptq", "auto_awq")
-QUANTIZATIONS = {
-    "mxfp4": Quantization.MXFP4,
-    "gpt_oss_mxfp4": Quantization.MXFP4,
-    "nvfp4": Quantization.NVFP4,
-    "mxfp8": Quantization.MXFP8,
-    "fp8": Quantization.FP8,
-}
-"""Number formats by `quant_method`, and by `quant_algo` of ModelOpt."""
-PACKED = {
-    "nvfp4-pack-quantized": Quantization.NVFP4,
-    "mxfp4-pack-quantized": Quantization.MXFP4,
-    "float-quantized": Quantization.FP8,
-    "int-quantized": Quantization.INT8,
-}
-"""Number formats by the `format` of compressed-tensors."""
 IMAGE_PREFIX = ("bagel", "gemma3", "molmo2", "moondream3", "paligemma")  # vllm/config/model.py is_mm_prefix_lm (0.25.1, 0.33.0:358)
 MIXED = "mixed"  # layers in several formats, of which the name of the model usually has that of the experts
 MLA_KEYS = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
@@ -266,6 +251,7 @@ def _routing(config: Mapping[str, Any], groups: int | None) -> str | None:
 def _read_format(config: Mapping[str, Any], written: Mapping[str, Any]) -> tuple[Quantization | None, str | None]:
     """Return the number format of the weights, and their publishing format if that is not enough, as named in `hack/oracle/gemm.py`."""
     method, algorithm, blocks = text(written, "quant_method"), text(written, "quant_algo"), written.get("weight_block_size")
+    names = load_names()
     if not written:
         return {"bfloat16": Quantization.BF16, "float16": Quantization.FP16}.get(text(config, "torch_dtype") or text(config, "dtype")), None
     if method == "fp8":
@@ -285,9 +271,9 @@ def _read_format(config: Mapping[str, Any], written: Mapping[str, Any]) -> tuple
                 return Quantization.INT4, f"compressed-with-{inputs[:8]}"
             return (Quantization.INT4, "compressed") if weights.get("num_bits", 4) == 4 else (Quantization.INT8, "compressed-packed")
         if strategy == "block":
-            return (Quantization.FP8_BLOCK, "compressed") if packed == "float-quantized" else (PACKED.get(packed), None)
-        return PACKED.get(packed), "compressed-tensor" if packed == "float-quantized" and strategy == "tensor" else "compressed"
-    form_of_name = QUANTIZATIONS.get(method) or QUANTIZATIONS.get(algorithm.lower())
+            return (Quantization.FP8_BLOCK, "compressed") if packed == "float-quantized" else (names.packed.get(packed), None)
+        return names.packed.get(packed), "compressed-tensor" if packed == "float-quantized" and strategy == "tensor" else "compressed"
+    form_of_name = names.quantizations.get(method) or names.quantizations.get(algorithm.lower())
     if form_of_name is None:
         return None, MIXED if algorithm == "MIXED_PRECISION" else method or None
     return form_of_name, method if method == "mxfp8" else "modelopt" if algorithm in ("FP8", "NVFP4", "MXFP8") else None

@@ -88,7 +88,8 @@ def resolve_model(
     if shape is None or used is None:
         return None
     own = formats.read_format(used, shape)
-    if label.strip().lower() in (formats.NO_NAME | formats.OF_CHECKPOINT if own.quantized else formats.NO_NAME):
+    names = formats.load_names()
+    if label.strip().lower() in (names.no_name | names.of_checkpoint if own.quantized else names.no_name):
         label = ""
     if not label and config is None and known is not None:
         label = formats.find_format(name, known.name if own.quantized else "")
