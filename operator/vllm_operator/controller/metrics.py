@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
+from typing import Any, TypeVar
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
@@ -11,6 +13,7 @@ from prometheus_client.registry import Collector
 from vllm_operator import __version__
 from vllm_operator.api.conditions import ORDER, Reason
 from vllm_operator.api.status import VLLMDeploymentStatus
+from vllm_operator.catalog.entry import Entry, load_file
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.controller.preconditions import Readiness
 from vllm_operator.kube.client import Key
@@ -26,7 +29,30 @@ Sample = tuple[str, tuple[str, ...], float]
 """Name of the metric without its prefix, label values without the object's, and value."""
 WarmStarts = Sequence[tuple[datetime, int]]
 """Ends of warm starts, and the seconds that each saved."""
+BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15)
+"""Limits of the durations of reconciliations, in seconds."""
 _BEGINNING = datetime.min.replace(tzinfo=UTC)
+
+
+class MetricText(Entry):
+    """What a metric is, and its labels."""
+
+    help: str
+    labels: tuple[str, ...] = ()
+
+    @property
+    def full_help(self) -> str:
+        """The help, with the names of results and stages."""
+        return self.help.format(results=", ".join(RESULTS), stages=", ".join(Stage))
+
+
+@cache
+def load_texts() -> Mapping[str, Mapping[str, MetricText]]:
+    """Load `metrics.yaml`: the metrics of the operator, and those whose samples are collected at each scrape."""
+    return load_file(Mapping[str, Mapping[str, MetricText]], "metrics.yaml")  # type: ignore[type-abstract]
+
+
+Made = TypeVar("Made", Counter, Gauge, Histogram)
 
 
 class Metrics(Collector):
@@ -35,44 +61,28 @@ class Metrics(Collector):
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(self)
-        self._reconciles = self._counter("reconcile", f"Number of reconciliations by result: {', '.join(RESULTS)}.", "result")
+        self._reconciles, self._seconds = self._make(Counter, "reconcile"), self._make(Histogram, "reconcile_seconds", buckets=BUCKETS)
         # create each series at 0, because `increase` does not see a series that begins with 1
         for result in RESULTS:
             self._reconciles.labels(result)
-        self._seconds = Histogram(
-            f"{PREFIX}_reconcile_seconds",
-            "Duration of reconciliations in seconds.",
-            buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15),
-            registry=self._registry,
-        )
-        self._writes = self._counter("writes", "Number of writes to the API server by verb and kind.", "verb", "kind")
-        self.watch_events = self._counter("watch_events", "Number of watch events by kind.", "kind")
-        self.task_restarts = self._counter(
-            "task_restarts", "Number of restarts of the operator's own tasks by task: log (of a Pod), user data.", "task"
-        )
-        self.log_parse_seconds = self._counter("log_parse_seconds", "Seconds in which the event loop parsed logs of Pods.")
-        self.log_skipped_seconds = self._counter(
-            "log_skipped_seconds", "Seconds of logs that were not read, because they grow too fast, by namespace of the Pod.", "namespace"
-        )
-        self._user_data = {
-            what: self._gauge(f"user_{what}", f"Number of custom {what.replace('_', ' ')} by state: used or ignored.", "state")
-            for what in ("rules", "signatures", "instance_types")
-        }
-        self._gauge("info", "Version of the operator.", "version").labels(__version__).set(1)
+        self._writes = self._make(Counter, "writes")
+        self.watch_events, self.task_restarts = self._make(Counter, "watch_events"), self._make(Counter, "task_restarts")
+        self.log_parse_seconds = self._make(Counter, "log_parse_seconds")
+        self.log_skipped_seconds = self._make(Counter, "log_skipped_seconds")
+        self._user_data = {what: self._make(Gauge, f"user_{what}") for what in ("rules", "signatures", "instance_types")}
+        self.observed_pods = self._make(Gauge, "observed_pods")
+        self._make(Gauge, "info").labels(__version__).set(1)
         self._orphans: Callable[[], Mapping[str, Sequence[int]]] = dict
         self._reasons = documented_reasons()
         self._samples: dict[Key, tuple[Sample, ...]] = {}
         self.observed: Mapping[Key, tuple[Sample, ...]] = {}
         """The samples of observed Pods, replaced in each round."""
-        self.observed_pods = self._gauge("observed_pods", "Number of Pods in which others run vLLM: followed or left_out.", "state")
         self._warm_starts: dict[Key, tuple[datetime, int, int]] = {}
         """The counted warm starts of each object: the end of the last one, their number and the sum of the saved seconds."""
 
-    def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
-        return Counter(f"{PREFIX}_{name}", documentation, labels, registry=self._registry)
-
-    def _gauge(self, name: str, documentation: str, *labels: str) -> Gauge:
-        return Gauge(f"{PREFIX}_{name}", documentation, labels, registry=self._registry)
+    def _make(self, kind: type[Made], name: str, **more: Any) -> Made:
+        known = load_texts()["operator"][name]
+        return kind(f"{PREFIX}_{name}", known.full_help, known.labels, registry=self._registry, **more)
 
     def reconciled(self, result: str, seconds: float) -> None:
         """Count a completed reconciliation and its duration in seconds."""
@@ -90,14 +100,13 @@ class Metrics(Collector):
 
     def observe_queue(self, depth: Callable[[], int], age_seconds: Callable[[], float]) -> None:
         """Collect depth and age of the queue at each scrape."""
-        self._gauge("queue_depth", "Number of keys that wait for reconciliation.").set_function(depth)
-        self._gauge("queue_age_seconds", "Waiting time of the oldest key in seconds.").set_function(age_seconds)
+        self._make(Gauge, "queue_depth").set_function(depth)
+        self._make(Gauge, "queue_age_seconds").set_function(age_seconds)
 
     def observe_leader(self, leads: Callable[[], bool], since: Callable[[], float]) -> None:
         """Collect at each scrape whether this process leads, and since when in Unix time."""
-        self._gauge("leader", "1 while this process holds its Lease and may write, 0 while it does not.").set_function(leads)
-        gauge = self._gauge("leader_since_timestamp_seconds", "When this process became the leader, in Unix time. 0 while it is not.")
-        gauge.set_function(lambda: since() if leads() else 0)
+        self._make(Gauge, "leader").set_function(leads)
+        self._make(Gauge, "leader_since_timestamp_seconds").set_function(lambda: since() if leads() else 0)
 
     def observe_orphans(self, orphans: Callable[[], Mapping[str, Sequence[int]]]) -> None:
         """Collect at each scrape the sizes of the volumes without a VLLMDeployment, in bytes, by namespace."""
@@ -105,7 +114,7 @@ class Metrics(Collector):
 
     def observe_streams(self, streams: Callable[[], tuple[int, int]]) -> None:
         """Collect the number of log streams at each scrape."""
-        gauge = self._gauge("log_streams", "Number of container logs by state: open or waiting.", "state")
+        gauge = self._make(Gauge, "log_streams")
         gauge.labels("open").set_function(lambda: streams()[0])
         gauge.labels("waiting").set_function(lambda: streams()[1])
 
@@ -143,51 +152,19 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of VLLMDeployments, for the registry."""
-        families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
-        for name, (documentation, labels) in _FAMILIES.items():
-            family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-            families[name] = family(f"{PREFIX}_{name}", documentation, labels=("namespace", "name", *labels))
+        families = {
+            name: (CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily)(
+                f"{PREFIX}_{name}", each.full_help, labels=each.labels
+            )
+            for name, each in load_texts()["collected"].items()
+        }
         for key, samples in (*self._samples.items(), *self.observed.items()):
             for name, labels, value in samples:
                 families[name].add_metric((*key, *labels), value)
+        for namespace, sizes in self._orphans().items():
+            families["orphaned_volumes"].add_metric((namespace,), len(sizes))
+            families["orphaned_volume_bytes"].add_metric((namespace,), sum(sizes))
         yield from families.values()
-        orphans = self._orphans()
-        for name, (documentation, of) in _ORPHANS.items():
-            orphaned = GaugeMetricFamily(f"{PREFIX}_{name}", documentation, labels=("namespace",))
-            for namespace, sizes in orphans.items():
-                orphaned.add_metric((namespace,), of(sizes))
-            yield orphaned
-
-
-_FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "condition": (
-        f"Conditions of a VLLMDeployment: 1 for the current status and reason of each. Reason {OTHER}: one that is not documented.",
-        ("type", "status", "reason"),
-    ),
-    "desired_replicas": ("Number of replicas that a VLLMDeployment should have.", ()),
-    "ready_replicas": ("Number of ready Pods of a VLLMDeployment.", ()),
-    "startup_stage": (f"Stage of the start in progress, from 0: {', '.join(Stage)}. Absent if there is none.", ()),
-    "start_timestamp_seconds": ("Beginning of the start in progress in Unix time. Absent if there is none.", ()),
-    "start_late_after_seconds": (
-        "Seconds after which the start in progress is late: twice the last start with the same caches, at most its deadline.",
-        (),
-    ),
-    "start_seconds": ("Duration of the last start with the current caches in seconds: cold (they were empty) or warm.", ("caches",)),
-    "start_saved_seconds": ("Difference between the last cold and the last warm start with the current cache key in seconds.", ()),
-    "warm_starts_total": ("Number of starts that loaded all their compiled caches, where a cold start was measured.", ()),
-    "saved_seconds_total": ("Seconds that these starts took less than the cold start with the same caches.", ()),
-    "quarantined_caches": ("Number of cache directories that were quarantined as damaged.", ()),
-    "observed_startup_stage": ("Stage of the start of an observed Pod, as in startup_stage. Absent if there is none.", ()),
-    "observed_problem": ("1 while an observed Pod has crashed and not served since, or its engine hangs, by reason.", ("reason",)),
-    "observed_cache_entries": ("Entries of the compile cache in the last start of an observed Pod: loaded or built.", ("result",)),
-}
-"""Help text and labels of each metric of a VLLMDeployment or an observed Pod, without the labels of the object."""
-
-
-_ORPHANS: dict[str, tuple[str, Callable[[Sequence[int]], int]]] = {
-    "orphaned_volumes": ("Number of PersistentVolumeClaims of the operator whose VLLMDeployment is gone and that no other uses.", len),
-    "orphaned_volume_bytes": ("Sum of the sizes of these PersistentVolumeClaims in bytes.", sum),
-}
 
 
 def documented_reasons() -> frozenset[str]:
