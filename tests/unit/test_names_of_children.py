@@ -11,9 +11,8 @@ from support.operators import Bench
 from vllm_operator.api.crd import find_rules
 from vllm_operator.api.labels import is_name
 from vllm_operator.api.plan import Plan
-from vllm_operator.api.resource import Role, VLLMDeployment, job_prefix, labels_of
-from vllm_operator.caches.artifacts import publishing_name
-from vllm_operator.caches.cleaning import cleaning_name
+from vllm_operator.api.resource import Role, VLLMDeployment, labels_of
+from vllm_operator.caches.jobs import render_job
 from vllm_operator.caches.priming import render_primer
 from vllm_operator.kube.client import DEPLOYMENT
 from vllm_operator.pods.view import instance_of
@@ -37,7 +36,10 @@ PLAN: dict[str, Any] = {
 
 
 def job_names(name: str) -> list[str]:
-    return [cleaning_name(name, "occasion"), publishing_name(name, DIGEST), f"{job_prefix(name, Role.FETCHING)}{DIGEST[:10]}"]
+    resource = VLLMDeployment.parse({"metadata": {"name": name}, "spec": {"model": {"uri": "hf://a/b"}}})
+    digits = {Role.CLEANING: 8, Role.PUBLISHING: 12, Role.FETCHING: 10}
+    jobs = [render_job(resource, DIGEST[:size], role, {}, attempts=0, deadline=1, kept=1) for role, size in digits.items()]
+    return [str(job["metadata"]["name"]) for job in jobs]
 
 
 def children(name: str) -> set[tuple[str, str]]:

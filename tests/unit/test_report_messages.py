@@ -115,7 +115,7 @@ def test_every_message_is_used(name: str) -> None:
     assert (
         f'"{name}"' in SOURCES
         or name in {*MESSAGES.misfits.values(), *MESSAGES.refusals.values()}
-        or (group in ("pod", "cleaning", "done", "rollback", "unread", "unread_remedy") and f'f"{group}.{{' in SOURCES and rest)
+        or (group in ("pod", "part", "cleaning", "done", "rollback", "unread", "unread_remedy") and f'f"{group}.{{' in SOURCES and rest)
     )
 
 

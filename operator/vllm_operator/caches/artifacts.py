@@ -281,14 +281,9 @@ def publication_occasion(context: CacheContext) -> str:
     return digest([settings["repository"], key, settings["settings"]], 12)
 
 
-def publishing_name(name: str, occasion: str) -> str:
-    """Return the name of the Job for an occasion."""
-    return f"{job_prefix(name, Role.PUBLISHING)}{occasion}"
-
-
 def _attempt(context: CacheContext, occasion: str) -> Publication | None:
     """Return the state according to the Pod of the Job; None without a Pod, or shortly before the Job is deleted."""
-    name = publishing_name(context.resource.metadata.name, occasion)
+    name = f"{job_prefix(context.resource.metadata.name, Role.PUBLISHING)}{occasion}"
     for pod in jobs.pods_with(Role.PUBLISHING, context.manifests):
         if controller_of(pod).get("name") != name:
             continue
@@ -314,8 +309,8 @@ def render_publishing(context: CacheContext, address: CacheAddress, occasion: st
         "containers": [_publisher(context, {})],
         "volumes": [{"name": "claim", "persistentVolumeClaim": {"claimName": address.claim}}, *_volumes(context)],
     }
-    name, spec = publishing_name(resource.metadata.name, occasion), jobs.render_pod_spec(context.template, context.plan.tools_image, fields)
-    return jobs.render_job(resource, name, Role.PUBLISHING, spec, attempts=0, deadline=DEADLINE_SECONDS, kept=KEPT_SECONDS)
+    spec = jobs.render_pod_spec(context.template, context.plan.tools_image, fields)
+    return jobs.render_job(resource, occasion, Role.PUBLISHING, spec, attempts=0, deadline=DEADLINE_SECONDS, kept=KEPT_SECONDS)
 
 
 def add_publisher(primer: dict[str, Any], context: CacheContext, caches: Caches) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from vllm_operator.api import labels, reading
 from vllm_operator.api.reading import format_bytes, read_bytes
-from vllm_operator.api.resource import Role, job_prefix
+from vllm_operator.api.resource import Role
 from vllm_operator.caches.address import folders_of, mounts_whole
 from vllm_operator.caches.claims import is_terminating
 from vllm_operator.caches.context import CacheContext, Cleaning, CleaningState
@@ -191,11 +191,6 @@ def _advice(context: CacheContext, weights: str | None = None) -> str:
     return f"kubectl patch {target} -n {metadata.namespace} --type merge -p '{patch}'"
 
 
-def cleaning_name(name: str, occasion: str) -> str:
-    """Return the name of the Job for an occasion. Equal occasions share one Job."""
-    return f"{job_prefix(name, Role.CLEANING)}{hashlib.sha256(occasion.encode()).hexdigest()[:8]}"
-
-
 def render_cleaning(context: CacheContext, need: CleaningNeed, keep: frozenset[str]) -> dict[str, Any]:
     """Render the Job. `keep` are the directories in use."""
     template, address = context.template, context.address
@@ -215,8 +210,8 @@ def render_cleaning(context: CacheContext, need: CleaningNeed, keep: frozenset[s
     spec = render_pod_spec(template, context.plan.tools_image, {"containers": [container], "volumes": volumes})
     if need.node:
         spec["nodeName"] = need.node
-    name = cleaning_name(context.resource.metadata.name, need.occasion)
-    return render_job(context.resource, name, Role.CLEANING, spec, attempts=JOB_ATTEMPTS, deadline=DEADLINE_SECONDS, kept=KEPT_SECONDS)
+    occasion = hashlib.sha256(need.occasion.encode()).hexdigest()[:8]
+    return render_job(context.resource, occasion, Role.CLEANING, spec, attempts=JOB_ATTEMPTS, deadline=DEADLINE_SECONDS, kept=KEPT_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)

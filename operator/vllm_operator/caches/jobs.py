@@ -7,7 +7,7 @@ from typing import Any
 
 from vllm_operator.api import reading
 from vllm_operator.api.labels import COMPONENT_LABEL
-from vllm_operator.api.resource import Role, VLLMDeployment, labels_of, metadata_of
+from vllm_operator.api.resource import Role, VLLMDeployment, job_prefix, labels_of, metadata_of
 from vllm_operator.pods.tools import TOOLS_MOUNT, tool_command, with_tools
 
 INHERITED = ("securityContext", "tolerations", "imagePullSecrets", "runtimeClassName")
@@ -16,13 +16,13 @@ MAX_TEXT = 600
 
 
 def render_job(
-    resource: VLLMDeployment, name: str, role: Role, pod_spec: Mapping[str, Any], *, attempts: int, deadline: int, kept: int
+    resource: VLLMDeployment, occasion: str, role: Role, pod_spec: Mapping[str, Any], *, attempts: int, deadline: int, kept: int
 ) -> dict[str, Any]:
-    """Render a Job. `deadline` and `kept` are seconds: the maximum duration, and how long the finished Job is kept."""
+    """Render the Job of an occasion. `deadline` and `kept` are seconds: the maximum duration, and how long the finished Job is kept."""
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": metadata_of(resource, name, role),
+        "metadata": metadata_of(resource, job_prefix(resource.metadata.name, role) + occasion, role),
         "spec": {
             "backoffLimit": attempts,
             "activeDeadlineSeconds": deadline,

@@ -28,7 +28,7 @@ from vllm_operator.api import reading
 from vllm_operator.api.labels import CONTAINER, FETCH_WEIGHTS_CONTAINER, FETCHED_ANNOTATION_PREFIX
 from vllm_operator.api.plan import Plan, PlannedArgument, PlannedVariable
 from vllm_operator.api.reading import controller_of
-from vllm_operator.api.resource import Role, VLLMDeployment, job_prefix, template_spec
+from vllm_operator.api.resource import Role, VLLMDeployment, template_spec
 from vllm_operator.caches import jobs
 from vllm_operator.caches.address import is_read_only, weights_claim
 from vllm_operator.caches.artifacts import hub_variables, proxies_of
@@ -140,9 +140,9 @@ def render_fetching(context: CacheContext, claim: Mapping[str, Any]) -> dict[str
     resource = context.resource
     spec, deadline = _pod_spec(context), max(context.plan.deadline_seconds, MIN_DEADLINE_SECONDS)
     identity = json.dumps([spec, deadline, reading.text(claim, "metadata", "uid")], sort_keys=True)
-    name = f"{job_prefix(resource.metadata.name, Role.FETCHING)}{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
+    occasion = hashlib.sha256(identity.encode()).hexdigest()[:10]
     placed = {**spec, **_placement(context, claim)}
-    return jobs.render_job(resource, name, Role.FETCHING, placed, attempts=ATTEMPTS, deadline=deadline, kept=KEPT_SECONDS)
+    return jobs.render_job(resource, occasion, Role.FETCHING, placed, attempts=ATTEMPTS, deadline=deadline, kept=KEPT_SECONDS)
 
 
 def _pod_spec(context: CacheContext) -> dict[str, Any]:

@@ -24,12 +24,13 @@ from vllm_operator.kube import managed_fields
 from vllm_operator.kube.client import ClusterClient, ClusterError, Conflict, Forbidden, Invalid, Manifest, NotFound, Unavailable, kind_of
 from vllm_operator.kube.recent import Recent
 from vllm_operator.rendering.revision import applied_revision
+from vllm_operator.status.knowledge import load_messages
+from vllm_operator.text.wording import MESSAGE_LIMIT
 
 log = logging.getLogger(__name__)
 
 CLEANED = {kube.DEPLOYMENT: "/spec/template/spec/", kube.GROUP_SET: "/spec/leaderWorkerTemplate/", kube.SERVICE: "/spec/ports/"}
 """Parts of the spec from which additions of other managers are removed. Elsewhere they stay, such as a paused rollout."""
-INSTALL_GROUPS = "kubectl apply --server-side -f https://github.com/kubernetes-sigs/lws/releases/download/v0.7.0/manifests.yaml"
 MAX_CHECKED = 20_000
 """Maximum number of children whose last check is cached."""
 _FINAL = (Invalid, Forbidden, NotFound)
@@ -45,16 +46,12 @@ class Refusal:
     error: ClusterError
 
     def __str__(self) -> str:
-        if isinstance(self.error, Conflict):
-            return str(self.error)
-        if self.lacks_kind:
-            return f"Replicas on several nodes need LeaderWorkerSet, which is not installed. Install it: {INSTALL_GROUPS}"
-        text = f"The API server refused {self.kind} {self.name}: {self.error}"
-        if self.kind != GROUP_SET or isinstance(self.error, Forbidden):
-            return text
-        if isinstance(self.error, Unavailable):
-            return f"The webhook of LeaderWorkerSet does not respond. Look for the reason: {LOG_OF_GROUPS}. {text}"
-        return f"If LeaderWorkerSet is older than 0.7, update it: {INSTALL_GROUPS}. {text}"
+        error, of_groups = self.error, self.kind == GROUP_SET
+        if isinstance(error, Conflict):
+            return str(error)
+        is_silent, is_old = of_groups and isinstance(error, Unavailable), of_groups and not isinstance(error, Forbidden | Unavailable)
+        facts = {"lacks_kind": self.lacks_kind, "is_silent": is_silent, "is_old": is_old, "controller_log": LOG_OF_GROUPS}
+        return _say("refusal.child", child=f"{self.kind} {self.name}", error=str(error), **facts)
 
     @property
     def lacks_kind(self) -> bool:
@@ -343,10 +340,11 @@ def _explain_conflict(desired: Manifest, error: ClusterError) -> ClusterError:
     if not isinstance(error, Conflict):
         return error
     kind, name = _identity(desired)
-    other_name = f"create the {labels.KIND} with another name"
-    is_claim = kind == kube.CLAIM.kind
-    advice = f"Name it in spec, {other_name}, or delete it" if is_claim else f"If nobody needs it, delete it. Otherwise {other_name}"
-    return Conflict(f"{kind} {name} exists and was not created by the operator. {advice}")
+    return Conflict(_say("refusal.not_ours", child=f"{kind} {name}", is_claim=kind == kube.CLAIM.kind))
+
+
+def _say(name: str, **facts: Any) -> str:
+    return load_messages().say(name, limit=8 * MESSAGE_LIMIT, **facts)
 
 
 def _is_webhook_of_groups(desired: Manifest, error: ClusterError) -> bool:

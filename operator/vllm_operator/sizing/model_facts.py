@@ -6,10 +6,13 @@ so the operator asks the hub only for a new plan.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from functools import cache
+from typing import Any, get_type_hints
 
+from pydantic import TypeAdapter, ValidationError
 from pydantic.alias_generators import to_camel
 
 from vllm_operator.api.plan import ModelFact, Plan
@@ -149,20 +152,14 @@ def _text(value: Any) -> str:
 
 
 def _value(name: str, text: str) -> Any:
-    match name:
-        case "attention":
-            return Attention(text) if text in list(Attention) else None
-        case "quantization":
-            return Quantization(text) if text in list(Quantization) else None
-        case "model_type" | "model_class" | "routing" | "quantization_scheme" | "kv_cache" | "dtype":
-            return text
-        case "attention_sinks" | "image_prefix" | "desc_act" | "dense_quantized" | "bidirectional" | "windowed" | "dual_chunk":
-            return text == "true"
-        case "mla_dims":
-            parts = [part for piece in text.split(",") if (part := read_integer(piece)) is not None]
-            return tuple(parts) if len(parts) == 3 else None
-        case _:
-            return read_integer(text)
+    with suppress(ValidationError):
+        return _reader(name).validate_python(text.split(",") if name == "mla_dims" else text)
+    return None
+
+
+@cache
+def _reader(name: str) -> TypeAdapter[Any]:
+    return TypeAdapter(get_type_hints(Facts)[name])
 
 
 # Facts in a config.json, whose content never raises an error. A missing fact is unknown. Multimodal models keep the language model's

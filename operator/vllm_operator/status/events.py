@@ -62,22 +62,10 @@ def draft_events(observed: Observation, status: VLLMDeploymentStatus, crashes: C
     )
 
 
-_INSTEAD = (
-    ("replicas", "spec.replicas"),
-    (".image", "spec.engine.image"),
-    (".args", "spec.engine.args"),
-    (".env", "spec.engine.env"),
-    ("startupProbe", "spec.startup"),
-    ("strategy", "spec.rollout"),
-    ("template", "spec.podTemplate"),
-)
-"""Fields of the spec to change instead of a field of the Deployment that contains the text; the first match counts."""
-
-
 def describe_restored(restored: Iterable[tuple[str, str, Change]], messages: Messages, now: datetime) -> Iterator[EventDraft]:
     """Draft the events about children that somebody else had changed: at most one per hour for a field, however often it is changed."""
     for kind, name, change in restored:
-        known = (field for part, field in _INSTEAD if kind == "Deployment" and f"{part}." in f"{change.field}.")
+        known = (field for part, field in messages.restored.items() if kind == "Deployment" and f"{part}." in f"{change.field}.")
         facts: dict[str, Any] = {"change": change, "time": reading.moment(change.time), "instead": next(known, "")}
         text = messages.say("event.restored", child=f"{kind} {name}", **facts)
         yield EventDraft(WARNING, "Restored", text, f"restored-{_digest(kind, name, change.field, now.strftime('%Y%m%d%H'))}")

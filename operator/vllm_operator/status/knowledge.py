@@ -54,13 +54,15 @@ _FILTERS = {
 class Messages(Entry):
     """The content of `messages.yaml`: templates by name, and words for the stages of a start and for phases of a Pod, in a sentence.
 
-    `misfits` and `refusals` are names of templates by a part of the message of the scheduler or an admission plugin.
+    `misfits` and `refusals` are names of templates by a part of the message of the scheduler or an admission plugin, `restored` are fields
+    of the spec by a part of a field of the Deployment.
     """
 
     stages: Mapping[Stage, str]
     phases: Mapping[Phase, str]
     misfits: Mapping[str, str]
     refusals: Mapping[str, str]
+    restored: Mapping[str, str]
     messages: Mapping[str, str]
 
     @cached_property

@@ -36,12 +36,6 @@ ALL_STARTED = (Reason.SERVING, *_PARTS.values())
 GATEWAY_SECONDS = 30
 """Interval between reads of an HTTPRoute that no Gateway has accepted yet. HTTPRoutes are not watched."""
 _BUDGET, _POLICY = "PodDisruptionBudget", "NetworkPolicy"
-_MESSAGES = {
-    Reason.KIND_NOT_INSTALLED: "exposed.not_installed",
-    Reason.INTEGRATION_DISABLED: "exposed.disabled",
-    Reason.METRICS_API_MISSING: "autoscaled.no_metrics",
-    Reason.AUTOSCALER_EXISTS: "autoscaled.exists",
-}
 
 
 def ready(
@@ -264,7 +258,7 @@ def judge_parts(observed: Observation) -> dict[str, Verdict]:
 
 
 def _judge(observed: Observation, problem: ObjectProblem) -> Verdict:
-    text = observed.messages.say(_MESSAGES.get(problem.reason, "exposed.refused"), kind=problem.kind, detail=problem.detail)
+    text = observed.messages.say(f"part.{problem.reason}", kind=problem.kind, detail=problem.detail)
     return Verdict(FALSE, problem.reason, text)
 
 
