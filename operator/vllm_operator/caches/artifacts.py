@@ -34,7 +34,7 @@ from vllm_operator.caches.context import ArtifactResult, CacheContext, Publicati
 from vllm_operator.caches.directories import is_primed, is_quarantined
 from vllm_operator.catalog.caches import ARTIFACT_SECRET_ROOT, CACHE_ROOT, PACKED_ROOT, Caches
 from vllm_operator.pods.tools import operator_container, with_tools
-from vllm_operator.pods.view import Phase, PodView
+from vllm_operator.pods.view import Phase, PodView, is_over
 
 FETCHED = frozenset({"Fetched", "PartlyFetched"})
 MAX_REJECTED = 8
@@ -287,7 +287,7 @@ def _attempt(context: CacheContext, occasion: str) -> Publication | None:
     for pod in jobs.pods_with(Role.PUBLISHING, context.manifests):
         if controller_of(pod).get("name") != name:
             continue
-        if not jobs.is_over(pod):
+        if not is_over(pod):
             return Publication(state="Running", occasion=occasion)
         for statuses, container_name in (("containerStatuses", PUBLISHER), ("initContainerStatuses", PACKER)):
             container = reading.named(pod, container_name, "status", statuses, key="name")

@@ -35,9 +35,9 @@ from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.caches.address import claims_of
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.directories import read_annotations
-from vllm_operator.caches.jobs import has_role, is_over
+from vllm_operator.caches.jobs import has_role
 from vllm_operator.catalog.notes import Note, note, say
-from vllm_operator.pods.view import instance_of
+from vllm_operator.pods.view import instance_of, is_over
 
 CACHE_VOLUME = "cache"
 WEIGHTS_VOLUME = "weights"
@@ -314,16 +314,6 @@ def may_ask_for_deletion(resource: Mapping[str, Any], claim: str) -> bool:
     field = next((field for suffix, field in _SUFFIXES.items() if claim.endswith(suffix)), "")
     asked = reading.text(resource, "spec", field, "onDelete")
     return asked == "Delete" if asked else bool(reading.mapping(resource, "spec", "presetRef"))
-
-
-def describe_lender(claim: str, lender: str) -> str:
-    """Return a note that the PVC of another VLLMDeployment is not deleted with that VLLMDeployment."""
-    return say("claims.lent", name=claim, lender=lender)
-
-
-def describe_kept_owner(claim: str, namespace: str, lender: str = "this object") -> str:
-    """Return a note that a PVC that several VLLMDeployments use is deleted with the VLLMDeployment that created it."""
-    return say("claims.kept-owner", name=claim, namespace=namespace, lender=lender)
 
 
 @dataclass(frozen=True, slots=True)

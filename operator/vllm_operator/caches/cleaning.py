@@ -23,10 +23,10 @@ from vllm_operator.caches.address import folders_of, mounts_whole
 from vllm_operator.caches.claims import is_terminating
 from vllm_operator.caches.context import CacheContext, Cleaning, CleaningState
 from vllm_operator.caches.directories import Changes, read_annotations, recorded_keys
-from vllm_operator.caches.jobs import is_over, pods_with, read_report, render_job, render_pod_spec, render_program
+from vllm_operator.caches.jobs import pods_with, read_report, render_job, render_pod_spec, render_program
 from vllm_operator.catalog.caches import WEIGHTS_SUBPATH
 from vllm_operator.catalog.notes import say
-from vllm_operator.pods.view import Phase, instance_of
+from vllm_operator.pods.view import Phase, instance_of, is_over
 from vllm_operator.text import wording
 
 PAUSE = timedelta(minutes=10)

@@ -79,11 +79,6 @@ def pods_with(role: Role, pods: Iterable[Mapping[str, Any]]) -> Iterator[Mapping
     return (pod for pod in pods if has_role(pod, role))
 
 
-def is_over(pod: Any) -> bool:
-    """Return whether a Pod has finished."""
-    return reading.text(pod, "status", "phase") in ("Succeeded", "Failed")
-
-
 def read_report(container: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
     """Return how the last run of a container ended (None if it has not), and the untrusted JSON in its termination message, or nothing."""
     ended = reading.mapping(container, "state", "terminated") or reading.mapping(container, "lastState", "terminated")

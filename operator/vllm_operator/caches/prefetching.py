@@ -35,9 +35,9 @@ from vllm_operator.caches.artifacts import hub_variables, proxies_of
 from vllm_operator.caches.claims import Removal, is_terminating
 from vllm_operator.caches.context import CacheContext, Fetching, FetchingState
 from vllm_operator.caches.directories import Changes
-from vllm_operator.caches.jobs import has_role, is_over, pods_with
+from vllm_operator.caches.jobs import has_role, pods_with
 from vllm_operator.catalog.caches import TOKEN_ROOT, WEIGHTS_ROOT
-from vllm_operator.pods.view import PodView
+from vllm_operator.pods.view import PodView, is_over
 
 VARIABLE = "FETCH_WEIGHTS"
 KEPT_SECONDS = 600

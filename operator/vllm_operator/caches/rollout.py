@@ -10,8 +10,8 @@ from vllm_operator.api.operation import RolloutSpec
 from vllm_operator.api.resource import rolls, surge
 from vllm_operator.caches.address import claims_of
 from vllm_operator.caches.context import CacheContext, HeldRollout
-from vllm_operator.inventory.devices import has_ended, requested_devices
-from vllm_operator.pods.view import Phase
+from vllm_operator.inventory.devices import requested_devices
+from vllm_operator.pods.view import Phase, is_over
 
 RECHECK_SECONDS = 8.0
 """Interval between counts of the free devices. Pods of other owners are not watched."""
@@ -52,7 +52,7 @@ def find_mounted(context: CacheContext) -> tuple[str, frozenset[str]] | None:
     for claim in filter(None, (cache, weights)):
         pods = [pod for _, pod in context.replicas if pod.node and claim in claims_of(pod.manifest.get("spec"))]
         ready = [pod for pod in pods if pod.phase is Phase.READY]  # a Pod that is stuck on another node has not mounted it
-        nodes = frozenset(pod.node for pod in ready or pods if not has_ended(pod.manifest))
+        nodes = frozenset(pod.node for pod in ready or pods if not is_over(pod.manifest))
         if context.room is not None and nodes & {*context.room.nodes}:
             return claim, nodes
     return None

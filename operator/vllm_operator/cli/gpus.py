@@ -15,10 +15,11 @@ from vllm_operator.cli.inputs import print_as
 from vllm_operator.cli.live import find_if_there, with_client
 from vllm_operator.cli.terminal import Line, Span, Style, grid, labelled, line, screen_width, show
 from vllm_operator.controller.inventory_reader import has_gpu_sign
-from vllm_operator.inventory.devices import deployment_of, has_ended, read_claims, requested_devices
+from vllm_operator.inventory.devices import deployment_of, read_claims, requested_devices
 from vllm_operator.inventory.nodes import read_inventory
 from vllm_operator.inventory.pools import Inventory
 from vllm_operator.kube.client import NODE, POD, RESOURCE_CLAIM, RESOURCE_SLICE, ClusterClient, Forbidden
+from vllm_operator.pods.view import is_over
 from vllm_operator.text.wording import clean, few
 
 Pods = Sequence[Mapping[str, Any]]
@@ -134,7 +135,7 @@ def waiting_of(pods: Pods) -> Mapping[str, Sequence[Counter[str]]]:
 
 
 def _requested(pod: Mapping[str, Any]) -> Counter[str]:
-    return Counter() if has_ended(pod) else Counter(requested_devices(pod))
+    return Counter() if is_over(pod) else Counter(requested_devices(pod))
 
 
 def _user(pod: Mapping[str, Any]) -> str:

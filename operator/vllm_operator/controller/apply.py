@@ -137,7 +137,9 @@ class Applier:
                 raise Conflict("not created by the operator")
             result.children.append(await self._apply_one(desired, child, result))
         except ClusterError as error:
-            if not isinstance(error, (Conflict, *_FINAL)) and not _is_webhook_of_groups(desired, error):
+            # a webhook cannot be called, or does not respond before the Lease may end the request
+            is_of_webhook = "failed calling webhook" in str(error) or isinstance(error.__cause__, TimeoutError)
+            if not isinstance(error, (Conflict, *_FINAL)) and not (desired["kind"] == GROUP_SET and is_of_webhook):
                 raise
             if isinstance(error, Conflict):
                 live = None
@@ -345,11 +347,6 @@ def _explain_conflict(desired: Manifest, error: ClusterError) -> ClusterError:
 
 def _say(name: str, **facts: Any) -> str:
     return load_messages().say(name, limit=8 * MESSAGE_LIMIT, **facts)
-
-
-def _is_webhook_of_groups(desired: Manifest, error: ClusterError) -> bool:
-    """Return whether a webhook of LeaderWorkerSet cannot be called, or does not respond before the Lease may end the operator's request."""
-    return desired["kind"] == GROUP_SET and ("failed calling webhook" in str(error) or isinstance(error.__cause__, TimeoutError))
 
 
 def _identity(manifest: Mapping[str, Any]) -> tuple[str, str]:

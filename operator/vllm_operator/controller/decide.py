@@ -33,7 +33,7 @@ from vllm_operator.planning.pinning import gpu_in_use, has_plan
 from vllm_operator.planning.placement.promises import Promise
 from vllm_operator.planning.planner import plan
 from vllm_operator.planning.pod_template import tolerations_of
-from vllm_operator.pods.view import Phase
+from vllm_operator.pods.view import Phase, is_over
 from vllm_operator.rendering.manifests import render
 from vllm_operator.rendering.revision import applied_revision, find_revision, revision_name
 from vllm_operator.status.bad_nodes import avoids
@@ -238,7 +238,7 @@ def _keep(snapshot: Snapshot, actions: CacheActions) -> tuple[Manifest, ...]:
         return tuple(child for child in rest if child is snapshot.deployment or child in templates)
     if not all(_is_complete(child) for child in snapshot.children if is_workload(child)):
         return tuple(templates)
-    pods = [pod.manifest for pod in snapshot.pods if reading.text(pod.manifest, "status", "phase") not in ("Succeeded", "Failed")]
+    pods = [pod.manifest for pod in snapshot.pods if not is_over(pod.manifest)]
     used = {reading.text(it, "resourceClaimTemplateName") for pod in pods for it in reading.objects(pod, "spec", "resourceClaims")}
     return tuple(child for child in templates if child["metadata"]["name"] in used)
 

@@ -122,10 +122,6 @@ class Snapshot:
         """Namespace and name."""
         return self.resource.metadata.namespace, self.resource.metadata.name
 
-    def child(self, kind: Kind) -> Manifest | None:
-        """Return the child of a kind with the name of the VLLMDeployment, which may have another owner; None if there is none."""
-        return find_child(self.children, kind, self.resource.metadata.name)
-
     @property
     def found_workload(self) -> Manifest | None:
         """The Deployment or LeaderWorkerSet with the name of the VLLMDeployment, which may have another owner."""
@@ -332,7 +328,8 @@ class Observer:
             return resource, self.configs.ask(resource)
         is_incomplete = plan.awaits_facts and not served
         if is_incomplete or may_move:
-            without = resource.with_pinned(pinning.reopened(plan))
+            # without what shows that it is in force; a new plan keeps its GPU if the model still fits
+            without = resource.with_pinned(plan.model_copy(update={"observed_generation": None, "spec_digest": None}))
             answer = self.configs.ask(without)
             if answer is not None:
                 return without if is_incomplete and answer.config is not None else resource, answer

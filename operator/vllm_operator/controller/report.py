@@ -22,8 +22,6 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import CacheStatus, VLLMDeploymentStatus
 from vllm_operator.caches.claims import (
     ClaimHolder,
-    describe_kept_owner,
-    describe_lender,
     find_holders,
     find_jobs,
     find_other_owners,
@@ -31,6 +29,7 @@ from vllm_operator.caches.claims import (
     may_ask_for_deletion,
 )
 from vllm_operator.caches.context import is_follower, is_primer, is_replica
+from vllm_operator.catalog.notes import say
 from vllm_operator.controller.act import ActionResult
 from vllm_operator.controller.apply import Applied, Refusal
 from vllm_operator.controller.log_followers import CATCH_UP_SECONDS, Followers
@@ -258,7 +257,7 @@ class Reporter:
             now=starts.now,
             knowledge=self.crashes.reporting,
             deployment=find_workload(applied.children, name) or (None if of_earlier else deployment),
-            service=find_child(applied.children, kube.SERVICE, name) or snapshot.child(kube.SERVICE),
+            service=find_child(applied.children, kube.SERVICE, name) or find_child(snapshot.children, kube.SERVICE, name),
             claim=claim,
             claim_name=decision.claim_name,
             weights_claim=weights,
@@ -371,9 +370,9 @@ def _claim_notes(snapshot: Snapshot, result: ActionResult) -> list[str]:
     notes = []
     for name, lender in result.decision.lenders.items():
         if find_other_owners(result.claims[name], snapshot.resource.metadata.uid):
-            notes.append(describe_kept_owner(name, snapshot.key[0], f"VLLMDeployment {lender}"))
+            notes.append(say("claims.kept-owner", name=name, namespace=snapshot.key[0], lender=f"VLLMDeployment {lender}"))
         elif lender in snapshot.peers and may_ask_for_deletion(snapshot.peers[lender], name):
-            notes.append(describe_lender(name, lender))
+            notes.append(say("claims.lent", name=name, lender=lender))
     return [*notes, *([result.activity.claim_note] if result.activity.claim_note else [])]
 
 
@@ -381,8 +380,5 @@ def _describe_refused_claim(refusal: Refusal, claim: Manifest) -> str:
     if not isinstance(refusal.error, Forbidden) or "ownerRef" not in str(refusal.error):
         return f"{refusal.kind} {refusal.name} keeps its size: {shorten(str(refusal.error))}"
     if claim["metadata"].get("ownerReferences"):
-        return describe_kept_owner(refusal.name, reading.text(claim, "metadata", "namespace"))
-    return (
-        f"{refusal.kind} {refusal.name} stays when this object is deleted, because the operator may not set its owner: the API "
-        f"server demands the permission to delete it. Delete it yourself."
-    )
+        return say("claims.kept-owner", name=refusal.name, namespace=claim["metadata"]["namespace"], lender="this object")
+    return say("claims.not-owned", name=refusal.name)

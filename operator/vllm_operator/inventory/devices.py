@@ -9,13 +9,12 @@ from vllm_operator.api.reading import mapping, objects, read_count, read_mebibyt
 from vllm_operator.catalog.gpus import read_version
 from vllm_operator.inventory.node_labels import PREFIX, valid_architecture
 from vllm_operator.inventory.pools import GPU_DEVICE_CLASS, MIG_DEVICE_CLASS, Pool, Source, Usage
-from vllm_operator.pods.view import instance_of
+from vllm_operator.pods.view import instance_of, is_over
 
 DRIVER = "gpu.nvidia.com"
 TEXT_LENGTH = 64
 """Maximum length of an attribute in Kubernetes."""
 UNKNOWN_PROFILE = "unknown"
-ENDED = ("Succeeded", "Failed")
 
 Owner = tuple[str, str]
 """Namespace and name of a VLLMDeployment."""
@@ -128,16 +127,11 @@ def read_held(pods: Iterable[Mapping[str, Any]], claims: Iterable[Mapping[str, A
     own: dict[Owner, Counter[tuple[str, str]]] = {}
     for pod in pods:
         node = text(pod, "spec", "nodeName")
-        devices = {(node, name): amount for name, amount in requested_devices(pod).items()} if node and not has_ended(pod) else {}
+        devices = {(node, name): amount for name, amount in requested_devices(pod).items()} if node and not is_over(pod) else {}
         used.update(devices)
         if devices and (owner := deployment_of(pod)) is not None:
             own.setdefault(owner, Counter()).update(devices)
     return HeldDevices(used, own, None if claims is None else read_claims(claims))
-
-
-def has_ended(pod: Mapping[str, Any]) -> bool:
-    """Return whether a Pod has ended, and so uses no device."""
-    return text(pod, "status", "phase") in ENDED
 
 
 def requested_devices(pod: Mapping[str, Any]) -> Mapping[str, int]:

@@ -402,7 +402,7 @@ class _FreshPlan:
         deadline = serving.plan_deadline(resource.spec, weight_bytes, self.pinned if self.in_force else None, nodes=nodes)
         compatibility = image.compatibility_variables(target.fit, self.catalog.images)
         of_caches = self.catalog.caches.variables_of(version.version, version.distribution)
-        of_start = [*serving.plan_patience(deadline, version.table), serving.plan_stacks()]
+        of_start = [*serving.plan_patience(deadline, version.table), serving.STACKS]
         of_start += groups.group_variables(resource.spec) if nodes else []
         own = serving.engine_arguments(resource.spec, version, premises.shape.parallel, chosen=chosen.sized, length=length)
         drain = serving.plan_drain(resource.spec, premises.overrides, version)

@@ -146,6 +146,11 @@ def is_ready(pod: Manifest) -> bool:
     return ready.get("status") == "True" and not reading.text(pod, "metadata", "deletionTimestamp")
 
 
+def is_over(pod: Any) -> bool:
+    """Return whether a Pod has finished."""
+    return reading.text(pod, "status", "phase") in ("Succeeded", "Failed")
+
+
 def has_run(pod: Manifest) -> bool:
     """Return whether the engine of a Pod has ever run. A container that could not be started does not count."""
     engine = reading.named(pod, labels.CONTAINER, "status", "containerStatuses", key="name")

@@ -92,13 +92,10 @@ def _planning(observed: Observation, status: VLLMDeploymentStatus, logged: Backe
     if differences and differences != mismatches(pinned, backends_logged_before(observed), names):
         message = observed.messages.say("planned.mismatch", differences="; ".join(differences))
         yield EventDraft(WARNING, "BackendMismatch", message, f"mismatch-{_digest(*identity, *differences)}")
-    if (ignored := ignored_fields(observed)) and ignored not in _said_about_plan(previous):
+    drifted = find_condition(previous.conditions, conditions.PLAN_DRIFTED)
+    said = drifted.message if drifted is not None else previous.plan or ""
+    if (ignored := ignored_fields(observed)) and ignored not in said:
         yield EventDraft(WARNING, "FieldsIgnored", ignored, f"ignored-{_digest(ignored)}")
-
-
-def _said_about_plan(status: VLLMDeploymentStatus) -> str:
-    drifted = find_condition(status.conditions, conditions.PLAN_DRIFTED)
-    return drifted.message if drifted is not None else status.plan or ""
 
 
 def _identify(plan: Plan) -> tuple[int | None, str | None, str]:

@@ -461,9 +461,6 @@ class _Choosing:
         raises = "No valid attention backend found" if not accepts and _cache_type(known) != AUTOMATIC else found.raises
         return replace(found, takes=taken, accepts=accepts, raises=raises)
 
-    def _cache_types(self) -> Sequence[str]:
-        return [name for name in self.table.backends.get(CACHE_TYPES, ()) if self._is_readable(name)]
-
     def _is_readable(self, cache: str) -> bool:
         component, arguments = attention_component(self.rule_input), {**self.rule_input.arguments, KV_CACHE_FLAG: cache}
         found, as_if = self._selection(component, cache), replace(self.rule_input, arguments=arguments)
@@ -477,7 +474,8 @@ class _Choosing:
 
     def _cache_advice(self) -> str:
         """Return a sentence with the types of the KV cache that work here; empty if none is known."""
-        types, given = self._cache_types(), KV_CACHE_FLAG in self.rule_input.arguments
+        types = [name for name in self.table.backends.get(CACHE_TYPES, ()) if self._is_readable(name)]
+        given = KV_CACHE_FLAG in self.rule_input.arguments
         known = self.rule_input
         narrow = known.quantization == Quantization.FP16 or (known.architecture or "").startswith("sm_7")
         names = [name for name in types if name != AUTOMATIC and (narrow or name != "float16")]  # else the weights need not be in it

@@ -68,7 +68,7 @@ EXIT_SECONDS = 10
 SHUTDOWN_FLAG = "--shutdown-timeout"
 LOAD_FLAG, WATCHDOG_FLAG = "--enable-server-load-tracking", "--watchdog-config"
 WATCHDOG_CONFIG = json.dumps({"dump_dir": STACKS_ROOT, "timeout": 60})
-STACKS_VARIABLE = "PYTHONFAULTHANDLER"
+STACKS = PlannedVariable(name="PYTHONFAULTHANDLER", value="1", reason="Writes the stacks of all threads into the log of a crash.")
 """Makes Python write the stacks of all threads when a process is ended by SIGABRT or by an error in native code."""
 
 
@@ -146,11 +146,6 @@ def plan_patience(deadline: int, table: VersionTable | None) -> list[PlannedVari
     if table is None or not table.knows_variable(READY_TIMEOUT):
         return []
     return [PlannedVariable(name=READY_TIMEOUT, value=str(deadline), reason="Same time limit as the startup probe.")]
-
-
-def plan_stacks() -> PlannedVariable:
-    """Return the variable for the stacks of an engine that crashes or hangs."""
-    return PlannedVariable(name=STACKS_VARIABLE, value="1", reason="Writes the stacks of all threads into the log of a crash.")
 
 
 @dataclass(frozen=True, slots=True)
