@@ -25,16 +25,17 @@ import itertools
 import logging
 import random
 import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import Enum, auto
 from functools import partial
 
 from vllm_operator.api import labels, reading
 from vllm_operator.controller.log_share import STEP_BYTES, LogAccount, LogShare, Pace, Slots
-from vllm_operator.kube.client import POD, ClusterClient, ClusterError, Forbidden, Invalid, LogRequest, Manifest, NotFound
+from vllm_operator.kube.client import POD, ClusterClient, ClusterError, Forbidden, Invalid, Key, LogRequest, Manifest, NotFound
 from vllm_operator.logs.lines import read_time
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.state import LogProblem, StartupState, UnreadLog, is_same, is_significant
@@ -288,6 +289,25 @@ class ReadOutcome(Enum):
     """The log was read to its present end, because other logs need the slot."""
 
 
+@dataclass(eq=False)
+class LogParts:
+    """What all followers share."""
+
+    client: ClusterClient
+    _: KW_ONLY
+    make_parser: Callable[[], StartupParser]
+    changed: Callable[[Key], None]
+    """Called with the key of the VLLMDeployment after a significant change."""
+    slots: Slots = field(default_factory=lambda: Slots(200))
+    """For the open log streams."""
+    restarted: Callable[[], None] = lambda: None
+    """Called when a log is read again, because the parser failed."""
+    share: LogShare = field(default_factory=LogShare)
+    skipped: Callable[[str, float], None] = lambda namespace, seconds: None
+    """Called with a namespace and the seconds of skipped log of its Pod."""
+    clock: Callable[[], float] = time.monotonic
+
+
 class Follower:
     """Reads the log of a run, and publishes significant changes of its state.
 
@@ -296,25 +316,10 @@ class Follower:
     `tail_lines`, the log is read from so many lines before its end.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        make_parser: Callable[[], StartupParser],
-        *,
-        client: ClusterClient,
-        slots: Slots,
-        share: LogShare,
-        changed: Callable[[], None],
-        skipped: Callable[[float], None],
-        restarted: Callable[[], None],
-        clock: Callable[[], float],
-        former: "Follower | None" = None,
-        tail_lines: int | None = None,
-    ) -> None:
-        """`skipped` gets the seconds of skipped log. `restarted` is called when the log is read again, because the parser failed."""
-        self._make_parser, self._client, self._slots, self._share = make_parser, client, slots, share
-        self._changed, self._skipped, self._restarted, self._clock = changed, skipped, restarted, clock
-        self.begun_at, self.former, self._first_tail = clock(), former, tail_lines
+    def __init__(self, run: Run, key: Key, parts: LogParts, *, former: "Follower | None" = None, tail_lines: int | None = None) -> None:
+        """Initialize for a run of the VLLMDeployment of a key."""
+        self._key, self._parts, self._clock = key, parts, parts.clock
+        self.begun_at, self.former, self._first_tail = self._clock(), former, tail_lines
         self._account = LogAccount(run.namespace)
         self._wake = asyncio.Event()
         self._is_stopped = False
@@ -324,7 +329,7 @@ class Follower:
         self.run = run
         self.caught_up = self._finished = False
         self.unread: UnreadLog | None = UnreadLog(LogProblem.PENDING)
-        self._log = RunLog(self._make_parser(), skipped=self._skipped)
+        self._log = RunLog(self._parts.make_parser(), skipped=partial(self._parts.skipped, run.namespace))
         self._published: StartupState | None = None
         self._published_at = 0.0
         self._stop_at: float | None = None
@@ -383,7 +388,7 @@ class Follower:
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Restart a task that was cancelled by mistake."""
         if task.cancelled() and not self._is_stopped:
-            self._restarted()
+            self._parts.restarted()
             self._reset(self.run)
             self.start()
 
@@ -404,7 +409,7 @@ class Follower:
                 self.caught_up = self._finished = True
             if self._is_stopped:
                 return
-            self._restarted()
+            self._parts.restarted()
             await asyncio.sleep(RESTART_SECONDS[min(failures, len(RESTART_SECONDS) - 1)])
             self._reset(self.run)
 
@@ -426,7 +431,7 @@ class Follower:
 
     async def _attempt(self) -> ReadOutcome | LogProblem:
         try:
-            async with self._slots.hold(self.run.namespace):
+            async with self._parts.slots.hold(self.run.namespace):
                 outcome = await self._read()
         except (LogUnavailableError, Invalid, NotFound) as error:
             return self._failed(LogProblem.GONE, error)
@@ -445,11 +450,11 @@ class Follower:
         if self.unread is None or self.unread.problem is not problem:
             self.unread = UnreadLog(problem, str(error)[:500])
             if self.caught_up:
-                self._changed()
+                self._parts.changed(self._key)
         return problem
 
     async def _read(self) -> ReadOutcome:
-        is_scarce, should_stop, had_ended = self._slots.waiting > 0, self._should_stop(), self._run_ended
+        is_scarce, should_stop, had_ended = self._parts.slots.waiting > 0, self._should_stop(), self._run_ended
         # a kubelet without an inotify instance left refuses to follow, and may not refuse to read
         follow = not (had_ended or should_stop or is_scarce or isinstance(self._outcome, LogProblem))
         tail_lines = self._tail_lines or (self._first_tail if self._log.lines.since is None else None)
@@ -487,7 +492,7 @@ class Follower:
 
     async def _stream(self, request: LogRequest) -> None:
         pace = Pace(self._clock())
-        async with self._client.stream_log(request) as pieces:
+        async with self._parts.client.stream_log(request) as pieces:
             self._is_open, self._quiet_since = True, self._clock()
             self._wake.set()
             async for piece in pieces:
@@ -495,7 +500,7 @@ class Follower:
                 pace.note_arrival(self._clock())
                 for begin in range(0, len(piece), STEP_BYTES):
                     step = piece[begin : begin + STEP_BYTES]
-                    await self._share.run(self._account, partial(self._take, step))
+                    await self._parts.share.run(self._account, partial(self._take, step))
                     self._tail_lines = pace.note_step(len(step), step.count(b"\n"), self._clock())
                     if self._tail_lines is not None:
                         return
@@ -524,7 +529,7 @@ class Follower:
         open_seconds = self._clock() - began
         if self._should_stop() or (not self._is_open and open_seconds >= SILENT_SECONDS):
             return True
-        return open_seconds >= TURN_SECONDS and self._slots.should_leave()
+        return open_seconds >= TURN_SECONDS and self._parts.slots.should_leave()
 
     def _seconds_to_next_look(self) -> float:
         if self._stop_at is not None or (self._is_open and not self.caught_up):
@@ -559,7 +564,7 @@ class Follower:
     async def _is_over(self) -> bool:
         """Read the Pod, and record the end of the run. Return whether reading is complete."""
         try:
-            pod = await self._client.get(POD, self.run.pod, self.run.namespace)
+            pod = await self._parts.client.get(POD, self.run.pod, self.run.namespace)
         except NotFound:
             return True
         except ClusterError:
@@ -587,7 +592,7 @@ class Follower:
             if is_same(old, state) or not (is_due or is_significant(old, state, STEP_PERCENT)):
                 return
         self._published, self._published_at = state, self._clock()
-        self._changed()
+        self._parts.changed(self._key)
 
     def _finish(self) -> None:
         self._log.end(has_ended=self._run_ended)

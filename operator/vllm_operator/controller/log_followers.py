@@ -5,18 +5,15 @@ read again from their beginning.
 """
 
 import asyncio
-import time
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from vllm_operator.api.labels import CONTAINER, FETCH_WEIGHTS_CONTAINER
 from vllm_operator.api.reading import RunKey
 from vllm_operator.api.resource import Role
 from vllm_operator.caches.jobs import has_role
-from vllm_operator.controller.log_follower import Follower, Run, ended_run, runs_to_follow
-from vllm_operator.controller.log_share import LogShare, Slots
-from vllm_operator.kube.client import ClusterClient, Key, Manifest
-from vllm_operator.logs.parser import StartupParser
+from vllm_operator.controller.log_follower import Follower, LogParts, Run, ended_run, runs_to_follow
+from vllm_operator.kube.client import Key, Manifest
 from vllm_operator.logs.state import Stage, StartupState, UnreadLog
 from vllm_operator.pods.view import is_ready, place_of
 
@@ -25,19 +22,9 @@ CATCH_UP_SECONDS = 3.0
 
 
 @dataclass(eq=False)
-class Followers:
-    """The followers of all VLLMDeployments. `skipped` gets a namespace and the seconds of skipped log of its Pod."""
+class Followers(LogParts):
+    """The followers of all VLLMDeployments."""
 
-    client: ClusterClient
-    _: KW_ONLY
-    make_parser: Callable[[], StartupParser]
-    changed: Callable[[Key], None]
-    slots: Slots = field(default_factory=lambda: Slots(200))
-    """For the open log streams."""
-    restarted: Callable[[], None] = lambda: None
-    share: LogShare = field(default_factory=LogShare)
-    skipped: Callable[[str, float], None] = lambda namespace, seconds: None
-    clock: Callable[[], float] = time.monotonic
     _runs: dict[Key, dict[RunKey, Follower]] = field(default_factory=dict)
 
     def sync(
@@ -122,19 +109,7 @@ class Followers:
         followers = self._runs[key]
         if run.key in followers:
             return
-        followers[run.key] = Follower(
-            run,
-            self.make_parser,
-            client=self.client,
-            slots=self.slots,
-            share=self.share,
-            changed=lambda: self.changed(key),
-            skipped=lambda seconds: self.skipped(run.namespace, seconds),
-            restarted=self.restarted,
-            clock=self.clock,
-            former=former,
-            tail_lines=tail,
-        )
+        followers[run.key] = Follower(run, key, self, former=former, tail_lines=tail)
         followers[run.key].start()
         for old in sorted(run_key for run_key in followers if run_key[0] == run.uid)[:-2]:  # two runs are enough
             followers.pop(old).stop()
