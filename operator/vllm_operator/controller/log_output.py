@@ -77,29 +77,19 @@ def describe_end(task: asyncio.Task[Any]) -> str:
 
 
 def handle_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log an error outside of any task. This is an exception handler for an event loop."""
-    if _is_of_cancelled_connect(context):
-        log.debug("%s: %s", context["message"], context["exception"])
-    else:
-        loop.default_exception_handler(context)
-
-
-def _is_of_cancelled_connect(context: dict[str, Any]) -> bool:
-    """Return whether the error belongs to a connection whose request was cancelled.
+    """Log an error outside of any task. This is an exception handler for an event loop.
 
     A request may be cancelled between the TCP connection and the TLS handshake, by a timeout or because the operator stops. uvloop (0.23,
     `Loop.create_connection` with `sock`) then closes the transport without telling its `SSLProtocol`. If the handshake completes in the
     same iteration of the loop, the protocol writes to the closed transport and reports an error. If the peer has closed the connection by
-    then, it sets the error in a future that nobody awaits. Nothing is lost.
+    then, it sets the error in a future that nobody awaits. Nothing is lost, so these errors are logged at the level of debug.
     """
     error = context.get("exception")
-    match context.get("message"):
-        case "Fatal error on SSL protocol":
-            return isinstance(error, RuntimeError) and str(error).endswith("the handler is closed")
-        case "Future exception was never retrieved":
-            frames = traceback.extract_tb(error.__traceback__) if isinstance(error, ConnectionError) else []
-            return bool(frames) and frames[-1].filename.endswith("uvloop/sslproto.pyx")
-    return False
+    frames = traceback.extract_tb(error.__traceback__) if isinstance(error, ConnectionError | RuntimeError) else []
+    if any(frame.filename.endswith("uvloop/sslproto.pyx") for frame in frames):
+        log.debug("%s: %s", context["message"], error)
+    else:
+        loop.default_exception_handler(context)
 
 
 def _time(record: logging.LogRecord) -> str:
