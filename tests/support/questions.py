@@ -12,7 +12,7 @@ from vllm_operator.api.spec import BackendsSpec
 from vllm_operator.catalog.backends import Selection, load_questions, load_selectors
 from vllm_operator.catalog.rule_matching import Component, RuleInput
 from vllm_operator.catalog.versions import Release, VersionTable
-from vllm_operator.planning.engine.backends import FIELDS, QUESTIONS, BackendDecision, choose_backends
+from vllm_operator.planning.engine.backends import QUESTIONS, BackendDecision, choose_backends
 from vllm_operator.planning.engine.image import ResolvedVersion
 from vllm_operator.planning.engine.rule_input import moe_cases
 
@@ -73,7 +73,7 @@ class Question:
 
     def plan(self, backend: str | None) -> BackendDecision:
         resolved = ResolvedVersion(self.version, _tables()[self.rule_input.release], "an image")
-        pinned = BackendsSpec.model_validate({FIELDS[self.component]: backend}) if backend else None
+        pinned = BackendsSpec.model_validate({load_questions().fields[self.component]: backend}) if backend else None
         return choose_backends(resolved, self.rule_input, knowledge()[2], pinned)
 
     def plan_setting(self, backend: str) -> BackendDecision | None:

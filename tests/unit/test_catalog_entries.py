@@ -19,12 +19,14 @@ from vllm_operator.catalog.startup import Signature, Stages, load_startup
 from vllm_operator.catalog.user_entries import UserSignature
 from vllm_operator.catalog.versions import EngineFacts, VersionTable
 from vllm_operator.logs.state import Stage
+from vllm_operator.sizing.formats import Names
 from vllm_operator.status.knowledge import Messages, TerminationRules
 
 FILES: dict[str, type[Entry]] = {
     "gpus.yaml": GPUs,
     "images.yaml": Images,
     "models.yaml": Models,
+    "formats.yaml": Names,
     "caches.yaml": Caches,
     "engine.yaml": EngineFacts,
     "stages.yaml": Stages,

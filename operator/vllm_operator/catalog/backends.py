@@ -351,6 +351,11 @@ class Questions(Entry):
     gemm_one_group: OneGroup
     gemm_flags: frozenset[str]
     gemm_variables: frozenset[str]
+    fields: Mapping[Component, str]
+    labels: Mapping[Component, str]
+    kinds: Mapping[Component, str]
+    selectors: Mapping[Component, str]
+    facts: Mapping[str, str]
 
 
 @cache

@@ -33,49 +33,16 @@ from vllm_operator.planning.engine.rule_input import (
 from vllm_operator.text.wording import listed
 
 AUTO = "auto"
-FIELDS = {
-    **dict.fromkeys(COMPONENTS.values(), "attention"),
-    Component.MLA_PREFILL: "mlaPrefill",
-    Component.GEMM: "gemm",
-    Component.MOE: "moe",
-    Component.ALL_TO_ALL: "allToAll",
-    Component.SAMPLER: "sampler",
-}
-"""The field of `spec.backends` for each component that has one."""
-LABELS = {
-    **{component: component.value for component in Component},
-    **dict.fromkeys(COMPONENTS.values(), "attention"),
-    Component.MLA_PREFILL: "MLA prefill",
-    Component.ALL_TO_ALL: "all-to-all",
-    Component.SAMPLER: "sampler",
-}
-_KINDS = {Component.ATTENTION: "attention without MLA", Component.MLA_DECODE: "MLA", Component.SPARSE_ATTENTION: "sparse MLA"}
 QUESTIONS: Mapping[Component, Callable[[RuleInput], Sequence[str]]] = {
     **{component: partial(attention_cases, component) for component in COMPONENTS.values()},
     Component.MLA_PREFILL: prefill_cases,
     Component.GEMM: gemm_cases,
 }
 """Function that returns the possible cases of a table for a deployment, by component."""
-SELECTORS = {
-    **dict.fromkeys(COMPONENTS.values(), "vllm/platforms/cuda.py get_attn_backend_cls"),
-    Component.MLA_PREFILL: "vllm/v1/attention/backends/mla/prefill/selector.py, before 0.22 the layers of MLA",
-    Component.GEMM: "vllm/model_executor/layers/quantization",
-    Component.MOE: "vllm/model_executor/layers/fused_moe/oracle",
-}
-"""vLLM's selector for each component that has a table."""
 UNANSWERED = Selection(None, (), {})
 CACHE_TYPES = "kvCacheDtype"
 """The list of a version with the values of `--kv-cache-dtype`."""
 _LATENT = frozenset({Component.MLA_DECODE, Component.SPARSE_ATTENTION})
-_FACTS = {
-    "architecture": "the GPU architecture",
-    "attention": "the attention of the model (spec.model.facts.attention)",
-    "quantization": "the quantization of the model (spec.model.facts.quantization)",
-    "mixture_of_experts": "the number of experts of the model (spec.model.facts.experts)",
-    "family": "the family of the model",
-    "routing": "the routing of the model's experts",
-    "deepseek_heads": "the head sizes of the model",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +68,15 @@ def choose_backends(
 ) -> BackendDecision:
     """Choose the backend of every component with rules. With `allow_unsupported`, a combination that fails is noted, not refused."""
     given = backends.to_json() if backends is not None else {}
-    asked = {component: given.get(field, AUTO) for component, field in FIELDS.items() if _has_choice(component, rule_input)}
+    fields = load_questions().fields
+    asked = {component: given.get(name, AUTO) for component, name in fields.items() if _has_choice(component, rule_input)}
     pinned = {component: name for component, name in asked.items() if name.lower() != AUTO}
     if version.table is None:
         if not pinned:
             return BackendDecision()
-        names = ", ".join(f"{LABELS[component]} {name}" for component, name in pinned.items())
-        fields = ", ".join(f"spec.backends.{FIELDS[component]}" for component in pinned)
-        return BackendDecision(refusal=say("pin.no-table", version=version.version, names=names, fields=fields))
+        names = ", ".join(f"{_label(component)} {name}" for component, name in pinned.items())
+        where = ", ".join(f"spec.backends.{fields[component]}" for component in pinned)
+        return BackendDecision(refusal=say("pin.no-table", version=version.version, names=names, fields=where))
     choosing = _Choosing(version, version.table, rule_input, rules.of(version.table.release), pinned, model)
     for component in Component:
         choosing.decide(component)
@@ -118,6 +86,10 @@ def choose_backends(
 def _has_choice(component: Component, rule_input: RuleInput) -> bool:
     """Return whether pins are for this component: one field and one flag apply to all kinds of attention."""
     return component not in COMPONENTS.values() or component is attention_component(rule_input)
+
+
+def _label(component: Component) -> str:
+    return load_questions().labels.get(component, component.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +103,7 @@ class Pin:
     @property
     def where(self) -> str:
         """The source of the pin: `spec.backends.moe`, or `--moe-backend triton in spec.engine`."""
-        return f"spec.backends.{FIELDS[self.component]}" if self.setting is None else f"{self.setting} in spec.engine"
+        return f"spec.backends.{load_questions().fields[self.component]}" if self.setting is None else f"{self.setting} in spec.engine"
 
     def advice(self, offered: Iterable[str] = ()) -> str:
         """Return advice for the user as a sentence. `offered` are other backends that can be pinned."""
@@ -139,14 +111,14 @@ class Pin:
         if self.setting is None:
             return f"Set {self.where} to {listed([*others, 'Auto'], 'or')}."
         text = f"Remove {self.setting} from spec.engine."
-        if others and self.component in FIELDS:
-            text += f" To pin a backend, set spec.backends.{FIELDS[self.component]} to {listed(others, 'or')}."
+        if others and self.component in load_questions().fields:
+            text += f" To pin a backend, set spec.backends.{load_questions().fields[self.component]} to {listed(others, 'or')}."
         return text
 
     def __str__(self) -> str:
         if self.component is Component.KV_CACHE and self.setting:
             return self.setting
-        return f"{LABELS[self.component]} backend {self.backend}"
+        return f"{_label(self.component)} backend {self.backend}"
 
 
 @dataclass(slots=True)
@@ -199,7 +171,7 @@ class _Choosing:
                     self.followed.append(default.id)
                 self._set(setting, f"{component.value} {rule.backend}: {rule.because}", rule.kind)
                 return
-            wanted = f"{LABELS[component]} backend {rule.backend}"
+            wanted = f"{_label(component)} backend {rule.backend}"
             text = say("backend.no-setting", backend=wanted, version=self.version.version, because=rule.because)
             self.notes.append(Note(_severity(rule.kind), text))
         if selected:
@@ -265,7 +237,7 @@ class _Choosing:
         if pin.setting is None and setting is None:
             self.refusals.append(self._not_offered(pin))
             return
-        asks = pin.component in FIELDS or pin.component is Component.KV_CACHE
+        asks = pin.component in load_questions().fields or pin.component is Component.KV_CACHE
         if unsuited := self._unsuited(pin):
             self.unsuited[pin.component] = unsuited
         elif asks and (gap := self._gap(pin)):
@@ -302,7 +274,7 @@ class _Choosing:
         version, on = self.version.version, self.rule_input.architecture
         self.notes.append(note("pin.ignored", version=version, taken=taken, architecture=on, where=pin.where, advice=pin.advice()))
         kernel = self._kernel(pin)
-        if pin.component in SELECTORS or kernel is None:
+        if pin.component in load_questions().selectors or kernel is None:
             self._choose_selected(pin.component, taken)
             return
         reason = f"vLLM takes it in place of {pin.backend}, which does not work here."
@@ -310,7 +282,7 @@ class _Choosing:
 
     def _not_offered(self, pin: Pin) -> str:
         """Return a message that this version has no setting for a backend of `spec.backends`, and which backends can be pinned."""
-        label, quantization = LABELS[pin.component], self._about(pin.component).quantization
+        label, quantization = _label(pin.component), self._about(pin.component).quantization
         unknown = "" if self.version.is_known else f"The catalog does not know vLLM {self.version.version}. "
         offered = sorted({name for each in self._invocations(pin.component) for name in each.backends(self.table)} - {"AUTO"})
         choices = [name for name in offered if name in self._working(pin.component)] or offered
@@ -350,16 +322,17 @@ class _Choosing:
             quantization = self._about(pin.component).quantization
             weights = f" for {quantization} models" if quantization else ""
             return f"{capital} does not work with vLLM {version}{on}{weights}. {accepted}"
-        meant = next((component for component in _KINDS if kernels.find(component, pin.backend)), None)
-        if pin.component not in _KINDS or self.rule_input.attention is None or meant is None:
+        kinds = load_questions().kinds
+        meant = next((component for component in kinds if kernels.find(component, pin.backend)), None)
+        if pin.component not in kinds or self.rule_input.attention is None or meant is None:
             return None
-        return f"{capital} is for {_KINDS[meant]}. {self.model} uses {_KINDS[pin.component]}. {advice}"
+        return f"{capital} is for {kinds[meant]}. {self.model} uses {kinds[pin.component]}. {advice}"
 
     def _unknown(self, pin: Pin, gap: str) -> Note:
         engine = f"{self.version.distribution.value} {self.version.version}"
         what = f"whether {engine} accepts {pin} here"
         if pin.setting is not None and pin.setting == pin.backend:
-            what = f"which {LABELS[pin.component]} backend {engine} uses with {pin.setting}"
+            what = f"which {_label(pin.component)} backend {engine} uses with {pin.setting}"
         advice = f"{pin.advice()[:1].lower()}{pin.advice()[1:]}"
         on = f" {self.rule_input.architecture}" if self.rule_input.architecture else ""
         return note("pin.unknown", what=what, gap=gap, advice=advice, architecture=on, version=self.table.version)
@@ -384,7 +357,7 @@ class _Choosing:
         if any(when.holds(self.rule_input, self.chosen, {}) for when in possible):
             return None
         lacking = {fact for when in possible for fact in (*when.members, *when.numbers) if getattr(self.rule_input, fact) is None}
-        facts = [name for fact, name in _FACTS.items() if fact in lacking]
+        facts = [name for fact, name in load_questions().facts.items() if fact in lacking]
         return f"{listed(facts, 'and')} {'is' if len(facts) == 1 else 'are'} unknown" if facts else None
 
     def _is_covered(self, pin: Pin) -> bool:
@@ -401,7 +374,12 @@ class _Choosing:
         taking = (each for each in self._invocations(pin.component) if each.flag and setting.startswith(f"{each.flag} "))
         known = {name.upper() for each in taking for name in each.backends(self.table)}
         exact = self.version.has_exact_names
-        return exact and pin.component in (*FIELDS, Component.KV_CACHE) and bool(known) and pin.backend.upper() not in {*known, "AUTO"}
+        return (
+            exact
+            and pin.component in (*load_questions().fields, Component.KV_CACHE)
+            and bool(known)
+            and pin.backend.upper() not in {*known, "AUTO"}
+        )
 
     def _refusing(self, setting: Setting) -> Rule | None:
         """Return the rule that would refuse a variable if the user set the variables of a pin; None if there is none."""
@@ -515,7 +493,7 @@ class _Choosing:
         asked = nearest(self.rules.selectors.get(component, Selectors()).versions, self.table.release)
         versions = ", ".join(".".join(map(str, release)) for release in asked)
         reason = f"It is the vLLM default on {self.rule_input.architecture}."
-        source = f"{SELECTORS[component]} ({versions}), run by hack/oracle"
+        source = f"{load_questions().selectors[component]} ({versions}), run by hack/oracle"
         self._choose(component, backend, "Engine", reason, source, others)
 
     # --- rules
