@@ -5,11 +5,12 @@ import re
 import pytest
 
 from support import observations as o
+from vllm_operator.api.crd import owned_flags
 from vllm_operator.catalog.startup import ANY, Change, Remedy, Severity, Signature, load_remedies, load_startup
 from vllm_operator.catalog.versions import load_versions
 from vllm_operator.planning.engine.overrides import ENGINE_VARIABLE_PREFIX
 from vllm_operator.planning.engine.serving import READY_TIMEOUT
-from vllm_operator.status.remedies import FIELD_FLAGS, Engine, exact_changes
+from vllm_operator.status.remedies import Engine, exact_changes
 
 SIGNATURES = {signature.id: signature for signature in load_startup().signatures}
 REMEDIES = load_remedies()
@@ -31,7 +32,7 @@ def test_it_is_for_a_known_crash_that_is_marked_safe(remedy: Remedy) -> None:
 def test_it_applies_changes_of_that_crash(remedy: Remedy) -> None:
     chosen = remedy.select(SIGNATURES[remedy.signature])
     assert [change.name for change in chosen] == list(remedy.changes)
-    assert not {change.name for change in chosen} & FIELD_FLAGS
+    assert not {change.name for change in chosen} & owned_flags().keys()
     assert not any("<" in (change.value or "") for change in chosen)
 
 

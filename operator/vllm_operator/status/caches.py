@@ -16,7 +16,7 @@ from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import Role, template_spec
 from vllm_operator.api.status import ArtifactStatus, CacheStatus, StartupStatus
 from vllm_operator.caches.address import volume_at
-from vllm_operator.caches.artifacts import FETCHED, FINAL, MAX_REJECTED, PUBLISHED, read_fetch
+from vllm_operator.caches.artifacts import FETCHED, FINAL, MAX_REJECTED, read_fetch
 from vllm_operator.caches.claims import cache_claim_name, storage_of
 from vllm_operator.caches.context import ArtifactResult
 from vllm_operator.catalog.caches import CACHE_ROOT
@@ -175,24 +175,6 @@ def _last_start_verdict(observed: Observation, cache: CacheStatus, place: str, i
     return Verdict(UNKNOWN, Reason.NOT_REPORTED, text)
 
 
-_REASONS = {
-    "Denied": Reason.PUSH_DENIED,
-    "SecretMissing": Reason.PUSH_DENIED,
-    "Unreachable": Reason.REGISTRY_UNREACHABLE,
-    "DeadlineExceeded": Reason.REGISTRY_UNREACHABLE,
-    "SecretsFound": Reason.SECRETS_FOUND,
-    "TooLarge": Reason.TOO_LARGE,
-    "TagTaken": Reason.TAG_TAKEN,
-    **dict.fromkeys(PUBLISHED, Reason.PUBLISHED),
-}
-"""Reasons of CachePublished, by the result of the program that publishes."""
-_NOT_ENDED = {
-    "NotPublishable": (FALSE, Reason.NOT_PUBLISHABLE, "publishing.not_capturable"),
-    "OfRanks": (FALSE, Reason.NOT_PUBLISHABLE, "publishing.of_ranks"),
-    "Refused": (FALSE, Reason.PUBLISH_FAILED, "publishing.refused"),
-    "NeedsPrimer": (FALSE, Reason.WAITING_FOR_ROLLOUT, "publishing.needs_primer"),
-    "Running": (UNKNOWN, Reason.PUBLISHING, "publishing.running"),
-}
 _MAX_MESSAGE = 300
 _PRESENT = "Present"
 
@@ -252,18 +234,15 @@ def cache_published(observed: Observation, artifact: ArtifactStatus | None) -> V
     say, before = partial(observed.messages.say, repository=spec.repository), find_condition(observed.previous.conditions, CACHE_PUBLISHED)
     if publication is None and before is not None:
         return Verdict(before.status, before.reason, before.message)  # without a plan, the last result stays
-    if publication is not None and publication.state in _NOT_ENDED:
-        status, reason, message = _NOT_ENDED[publication.state]
+    if publication is not None and (reason := observed.messages.publications.get(publication.state)) is not None:
         why, metadata = publication.why or why_no_pod(observed, Role.PUBLISHING), observed.resource.metadata
-        return Verdict(
-            status,
-            reason,
-            say(message, why=why, by_primer=observed.claim_name is None, deployment=metadata.name, namespace=metadata.namespace),
-        )
+        facts = {"by_primer": observed.claim_name is None, "deployment": metadata.name, "namespace": metadata.namespace}
+        status = UNKNOWN if publication.state == "Running" else FALSE
+        return Verdict(status, reason, say(f"publishing.{publication.state}", why=why, **facts))
     result = artifact.publish_result if artifact is not None else None
     if publication is None or artifact is None or result is None or artifact.publication != publication.occasion:
         return Verdict(FALSE, Reason.NOT_COMPILED, say("publishing.not_primed"))
-    reason, report = _REASONS.get(result, Reason.PUBLISH_FAILED), publication.result
+    reason, report = observed.messages.published.get(result, Reason.PUBLISH_FAILED), publication.result
     if report is None and before is not None and before.reason == reason:
         return Verdict(before.status, before.reason, before.message)  # the Job is gone
     if reason == Reason.PUBLISHED:

@@ -63,6 +63,8 @@ class Messages(Entry):
     misfits: Mapping[str, str]
     refusals: Mapping[str, str]
     restored: Mapping[str, str]
+    publications: Mapping[str, str]
+    published: Mapping[str, str]
     messages: Mapping[str, str]
 
     @cached_property
@@ -120,10 +122,13 @@ class TerminationRule(Entry):
 
 
 class TerminationRules(Entry):
-    """Rules for containers that were running, and for Pods that will not run again. The first match wins."""
+    """Rules for containers that were running, and for Pods that will not run again; the first match wins. Signals by number, in words."""
 
     containers: tuple[TerminationRule, ...]
     pods: tuple[TerminationRule, ...]
+    signals: Mapping[int, str]
+    signatures_of_signals: Mapping[int, str]
+    signals_of_native_code: frozenset[int]  # errors in native code without a signature
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,18 +210,7 @@ def explain_end(
 
 
 _OOM = "OOMKilled"
-_BY_EXIT_CODE = {132: "IllegalInstruction", 135: "BusErrorSharedMemory"}
 _NATIVE = "NativeCodeCrash"
-_IN_COMPILED_CODE = (6, 8, 11)  # signals for errors in native code without a signature
-_SIGNALS = {
-    4: "illegal instruction",
-    6: "abort",
-    7: "bus error",
-    8: "arithmetic error",
-    9: "killed",
-    11: "segmentation fault",
-    15: "terminated",
-}
 _LINE_LIMIT = 400
 SAYS_NOTHING = "and its log does not say why"
 """End of the cause of a crash without an error in the log."""
@@ -234,7 +228,7 @@ def diagnose_termination(
     the memory limit of the container, or `none`; `ram`, what a start takes and why.
     """
     exit_code, reason = ended.exit_code, ended.reason
-    number = ended.signal or ((exit_code - 128) if exit_code is not None and 128 < exit_code < 160 else None)
+    number = ended.signal or ((exit_code - 128) if exit_code is not None and 128 < exit_code < 160 else 0)
     said = f"exit code {exit_code}" + (f", {reason}" if reason not in ("", "Error") else "")
     if reason == "OOMKilled" and (log_crash is None or not _is_specific(knowledge, log_crash) or log_crash.signature == TERMINATED):
         return describe(knowledge.signatures[_OOM], said, (("stage", stage), *memory.items()))
@@ -246,16 +240,17 @@ def diagnose_termination(
     from_message = parser.final_state.crash
     if from_message is not None and (_is_specific(knowledge, from_message) or log_crash is None):
         return from_message
-    named = knowledge.signatures.get(_BY_EXIT_CODE.get(128 + number if number else -1, ""))
+    signals = knowledge.terminations.signals
+    named = knowledge.signatures.get(knowledge.terminations.signatures_of_signals.get(number, ""))
     if named is not None:
         return describe(named, said, ())
     if log_crash is not None:
         return log_crash
-    if (exit_code in (0, None) and number is None) or number == 15:
+    if (exit_code in (0, None) and not number) or number == 15:
         return None
-    if number in _IN_COMPILED_CODE:
-        return describe(knowledge.signatures[_NATIVE], said, (("problem", f"signal {number}, {_SIGNALS[number]}"),))
-    how = f"was ended by signal {number} ({_SIGNALS[number]})" if number in _SIGNALS else "ended with an error"
+    if number in knowledge.terminations.signals_of_native_code:
+        return describe(knowledge.signatures[_NATIVE], said, (("problem", f"signal {number}, {signals[number]}"),))
+    how = f"was ended by signal {number} ({signals[number]})" if number in signals else "ended with an error"
     text = present(ended.message.strip().rpartition("\n")[2], _LINE_LIMIT)
     remedy = "Read the last lines of the log and the events of the Pod, and check the memory of the node."
     return Crash(UNKNOWN, f"The engine {how} ({said}), {unread or SAYS_NOTHING}.", remedy, None, line=text or said, excerpt=text)

@@ -17,6 +17,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
+from vllm_operator.api.crd import owned_flags
 from vllm_operator.api.labels import SHORT_NAME
 from vllm_operator.api.plan import Plan, PlannedArgument, PlannedVariable
 from vllm_operator.api.resource import VLLMDeployment
@@ -34,13 +35,6 @@ _VALUE = re.compile(r"[A-Za-z0-9_./:,=+-]{1,512}")
 """Form of a value. Parts of it may come from a log, which is untrusted."""
 _PLACEHOLDER = re.compile(r"[<>]|\.\.|^fieldRef:")
 """Values that a person must fill in, and values that are not plain text."""
-FIELD_FLAGS = frozenset(
-    {
-        *("--model", "--served-model-name", "--revision", "--host", "--port", "--uds"),
-        *("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size", "--enable-expert-parallel"),
-    }
-)
-"""Flags that have a spec field. The API server rejects them in `engine.args`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +79,7 @@ def exact_changes(
 
 def _exact(engine: Engine, change: Change, is_argument: bool, captures: Mapping[str, str]) -> RemedyChange | None:
     kind: ChangeKind = "Argument" if is_argument else "Variable"
-    if not _is_known(engine, change, kind) or change.name in (*FIELD_FLAGS, READY_TIMEOUT) or _PLACEHOLDER.search(change.name):
+    if not _is_known(engine, change, kind) or change.name in (*owned_flags(), READY_TIMEOUT) or _PLACEHOLDER.search(change.name):
         return None
     if change.remove:
         removed = RemedyChange(kind=kind, action="Remove", name=change.name)
