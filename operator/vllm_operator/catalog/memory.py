@@ -70,6 +70,7 @@ class UsableMemory(Sourced):
     unified_gib: Mapping[str, Number]
     unified_host_gib: Number
     unified_names: Mapping[str, str]
+    common_words: frozenset[str]
 
 
 class FusedReduction(Entry):

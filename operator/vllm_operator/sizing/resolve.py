@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import Any
 
 from vllm_operator.catalog.gpus import GPUs, Product
-from vllm_operator.catalog.memory import MemoryFacts
+from vllm_operator.catalog.memory import MemoryFacts, load_memory
 from vllm_operator.catalog.models import KnownShape, KnownShapes
 from vllm_operator.catalog.notes import say
 from vllm_operator.catalog.versions import Release
@@ -153,14 +153,6 @@ SAME_MEMORY = 0.1  # maximum relative difference at which a stated size counts a
 SIZE = re.compile(r"(?<![a-z0-9.-])([0-9]{1,4}) ?(?:gb|gib|(?<=[0-9]{2})g)(?![a-z0-9])|-([0-9]{2,3})gb(?![a-z0-9])")
 COUNT = re.compile(r"^\W*[0-9]{1,3}(?: *[x*\u00d7] *| +(?=[a-z]))(?![0-9]+gb)|[ (]+[x*\u00d7] *[0-9]{1,3}\W*$|\([0-9]{1,3} *[x*\u00d7]\)")
 JOINED = re.compile(r"\b(rtx|[0-9]{4})(?=[0-9d])([0-9]{4}|d\b)")
-COMMON = frozenset(
-    (
-        *("nvidia", "geforce", "tesla", "quadro", "rtx", "blackwell", "grace", "hopper", "superchip", "dgx", "hgx", "nvlink"),
-        *("tensor", "core", "gpu", "gpus", "edition", "generation", "class", "inferred"),
-        *("sxm", "sxm2", "sxm3", "sxm4", "sxm5", "sxm6", "hbm2", "hbm2e", "hbm3", "hbm3e"),
-    )
-)
-"""Words that do not distinguish products."""
 
 
 def device_of(product: Product | None, architecture: str | None, memory_mebibytes: int | None, gpus: GPUs, facts: MemoryFacts) -> Device:
@@ -214,6 +206,6 @@ def _words(name: str) -> tuple[frozenset[str], frozenset[str]]:
     """Return the words that distinguish products, and the memory sizes."""
     text = SIZE.sub(lambda found: f" {found[1] or found[2]}gb ", name[:LABEL_LIMIT].lower())
     text = COUNT.sub(" ", JOINED.sub(r"\1 \2", text))
-    words = frozenset(re.findall(r"[a-z0-9]+", text)) - COMMON
+    words = frozenset(re.findall(r"[a-z0-9]+", text)) - load_memory().usable_memory.common_words
     sizes = frozenset(word for word in words if re.fullmatch(r"[0-9]+gb", word))
     return words - sizes, sizes

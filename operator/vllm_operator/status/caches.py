@@ -236,7 +236,7 @@ def cache_published(observed: Observation, artifact: ArtifactStatus | None) -> V
         return Verdict(before.status, before.reason, before.message)  # without a plan, the last result stays
     if publication is not None and (reason := observed.messages.publications.get(publication.state)) is not None:
         why, metadata = publication.why or why_no_pod(observed, Role.PUBLISHING), observed.resource.metadata
-        facts = {"by_primer": observed.claim_name is None, "deployment": metadata.name, "namespace": metadata.namespace}
+        facts: dict[str, Any] = {"by_primer": observed.claim_name is None, "deployment": metadata.name, "namespace": metadata.namespace}
         status = UNKNOWN if publication.state == "Running" else FALSE
         return Verdict(status, reason, say(f"publishing.{publication.state}", why=why, **facts))
     result = artifact.publish_result if artifact is not None else None

@@ -60,6 +60,7 @@ class Messages(Entry):
 
     stages: Mapping[Stage, str]
     phases: Mapping[Phase, str]
+    reasons: Mapping[Phase, str]
     misfits: Mapping[str, str]
     refusals: Mapping[str, str]
     restored: Mapping[str, str]

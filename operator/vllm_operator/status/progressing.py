@@ -12,7 +12,7 @@ from vllm_operator.api import reading
 from vllm_operator.api.conditions import FALSE, TRUE, Reason, Verdict
 from vllm_operator.api.resource import LOG_OF_GROUPS, is_of_groups
 from vllm_operator.api.spec import AcceleratorSpec
-from vllm_operator.api.status import ConditionStatus, RemediationStatus, StartupStatus
+from vllm_operator.api.status import RemediationStatus, StartupStatus
 from vllm_operator.caches.context import Gate
 from vllm_operator.caches.measurement import MIN_PAIRS
 from vllm_operator.inventory.pools import GPU_TAINT, Taint
@@ -26,21 +26,7 @@ from vllm_operator.status.reaction import stall_restarts_left
 from vllm_operator.status.remedies import current
 from vllm_operator.status.startup import describe, describe_fetching
 
-_VERDICTS: dict[Phase, tuple[ConditionStatus, str]] = {
-    Phase.CRASHED: (FALSE, Reason.START_FAILED),
-    Phase.FAILED: (FALSE, Reason.START_FAILED),
-    Phase.CONTAINER_FAILED: (FALSE, Reason.CONTAINER_CONFIG_FAILED),
-    Phase.UNSCHEDULABLE: (FALSE, Reason.UNSCHEDULABLE),
-    Phase.IMAGE_PULL_FAILED: (FALSE, Reason.IMAGE_PULL_FAILED),
-    Phase.NODE_LOST: (FALSE, Reason.NODE_LOST),
-    Phase.WAITING_FOR_VOLUME: (TRUE, Reason.WAITING_FOR_VOLUME),
-    Phase.IMAGE_PULLING: (TRUE, Reason.PULLING_IMAGE),
-    Phase.SCHEDULING: (TRUE, Reason.STARTING),
-    Phase.CREATING: (TRUE, Reason.STARTING),
-    Phase.STARTING: (TRUE, Reason.STARTING),
-    Phase.HUNG: (FALSE, Reason.ENGINE_HUNG),
-    Phase.NOT_RESPONDING: (FALSE, Reason.NOT_RESPONDING),
-}
+_PROCEEDS = frozenset({Phase.WAITING_FOR_VOLUME, Phase.IMAGE_PULLING, Phase.SCHEDULING, Phase.CREATING, Phase.STARTING})
 
 
 def progress(observed: Observation, block: StartupStatus | None, remediation: RemediationStatus | None) -> Verdict:
@@ -151,8 +137,9 @@ def _of_pods(observed: Observation, block: StartupStatus | None) -> Verdict:
     waiting = observed.wanted - observed.replicas
     if waiting > 0 and observed.activity.step == "FirstPod":
         text = observed.messages.fit("starting.first_pod", shrink=("text",), text=text, waiting=waiting)
-    status, reason = (FALSE, Reason.NO_PROGRESS) if worst.is_stalled else _VERDICTS[worst.phase]
-    return Verdict(status, reason, partly(observed, text))
+    if worst.is_stalled:
+        return Verdict(FALSE, Reason.NO_PROGRESS, partly(observed, text))
+    return Verdict(TRUE if worst.phase in _PROCEEDS else FALSE, observed.messages.reasons[worst.phase], partly(observed, text))
 
 
 def _all_serve(observed: Observation) -> Verdict:
