@@ -12,7 +12,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from vllm_operator.api.conditions import Reason
@@ -42,53 +42,43 @@ LASTING_ERROR_SECONDS = 5.0
 """Minimum delay after an error that does not resolve itself: a missing permission, a bug."""
 
 
-@dataclass(slots=True)
 class Reconciler:
     """Reconciles VLLMDeployments. Different keys may be reconciled concurrently."""
 
-    client: ClusterClient
-    catalog: KnownCatalog
-    """The catalog for plans, with users' rules."""
-    crashes: KnownCrashes
-    """The known crashes, with users' signatures."""
-    _: KW_ONLY
-    inventory: InventoryCache
-    logs: Followers
-    metrics: Metrics
-    configs: ModelConfigs | None = None
-    """None if the operator uses no model hub."""
-    settings: Settings = field(default_factory=Settings)
-    now: Callable[[], datetime] = lambda: datetime.now(UTC)
-    _observer: Observer = field(init=False)
-    _actor: Actor = field(init=False)
-    _reporter: Reporter = field(init=False)
-
-    def __post_init__(self) -> None:
-        client, crashes, count = self.client, self.crashes, self.metrics.wrote
-        plans, created = PlanStore(client, count=count), CreatedObjects(client, namespaces=self.settings.namespaces)
+    def __init__(
+        self,
+        client: ClusterClient,
+        catalog: KnownCatalog,
+        crashes: KnownCrashes,
+        *,
+        inventory: InventoryCache,
+        logs: Followers,
+        metrics: Metrics,
+        settings: Settings,
+        configs: ModelConfigs | None = None,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        """`configs` is None if the operator uses no model hub."""
+        self.client, self.catalog, self.crashes, self.inventory = client, catalog, crashes, inventory
+        self.logs, self.metrics, self.settings, self.now = logs, metrics, settings, now
+        count = metrics.wrote
+        plans, created = PlanStore(client, count=count), CreatedObjects(client, namespaces=settings.namespaces)
         self._observer = Observer(
             client=client,
-            catalog=self.catalog,
+            catalog=catalog,
             plans=plans,
             created=created,
-            inventory=self.inventory,
-            logs=self.logs,
-            configs=self.configs,
-            trust=ArtifactTrust(self.settings.artifact_repositories, self.settings.artifact_naming == "digest"),
-            now=self.now,
+            inventory=inventory,
+            logs=logs,
+            configs=configs,
+            trust=ArtifactTrust(settings.artifact_repositories, settings.artifact_naming == "digest"),
+            now=now,
         )
         applier = Applier(client, count=count)
-        optional = OptionalObjects(applier, created, integrations=self.settings.integrations, now=self.now)
+        optional = OptionalObjects(applier, created, integrations=settings.integrations, now=now)
         self._actor = Actor(client=client, crashes=crashes, plans=plans, created=created, optional=optional, applier=applier, count=count)
-        self._reporter = Reporter(
-            client=client,
-            crashes=crashes,
-            plans=plans,
-            logs=self.logs,
-            explanations=ExplanationReader(client, now=self.now),
-            metrics=self.metrics,
-            now=self.now,
-        )
+        reader = ExplanationReader(client, now=now)
+        self._reporter = Reporter(client=client, crashes=crashes, plans=plans, logs=logs, explanations=reader, metrics=metrics, now=now)
 
     async def reconcile(self, key: Key) -> Result:
         """Reconcile one VLLMDeployment and write its status. Raises ClusterError: the next reconciliation completes this one."""
