@@ -356,6 +356,13 @@ class Questions(Entry):
     kinds: Mapping[Component, str]
     selectors: Mapping[Component, str]
     facts: Mapping[str, str]
+    quantized_margin: float
+    width_of_exchange: int
+    few_heads: int
+    many_parts: int
+    hidden_block: int
+    exchange: str
+    expert_flag_since: Since
 
 
 @cache

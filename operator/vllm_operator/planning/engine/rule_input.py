@@ -21,15 +21,7 @@ from vllm_operator.planning.engine.overrides import read_overrides
 from vllm_operator.sizing.model_facts import FROM_CONFIG, FROM_TABLE, ResolvedFacts
 
 GIGABYTE = 10**9
-QUANTIZED_MARGIN = 1.18
-"""Maximum ratio of actual to estimated size of quantized weights. The estimate from the number of parameters assumes that layers in 16
-bits are quantized. Source: 80.6 GB measured, 68.4 GB estimated (NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4 on GB10, vLLM 0.19.2).
-"""
-WIDTH_OF_EXCHANGE = 128
-"""Block size in which DeepEP quantizes tokens."""
 DEEPSEEK_HEADS = (128, 64, 128)
-FEW_HEADS = 16
-"""Maximum number of query heads on a GPU that selectors of sparse MLA treat as few."""
 COMPONENTS = {
     Attention.MHA: Component.ATTENTION,
     Attention.GQA: Component.ATTENTION,
@@ -37,14 +29,7 @@ COMPONENTS = {
     Attention.MLA: Component.MLA_DECODE,
     Attention.SPARSE_MLA: Component.SPARSE_ATTENTION,
 }
-MANY_PARTS = 8
-"""Number of GPUs from which vLLM before 0.15 distinguishes split experts."""
-HIDDEN_BLOCK = 512
-EXCHANGE = "allgather_reducescatter"
-"""The default of `--all2all-backend`."""
 DEEP_GEMM = ("VLLM_USE_DEEP_GEMM", "VLLM_MOE_USE_DEEP_GEMM")
-WITH_FLAG = (0, 17, 0)
-"""First version with `--moe-backend`. In earlier versions, variables pin a backend."""
 
 
 def describe_rule_input(
@@ -96,7 +81,7 @@ def describe_rule_input(
         uneven_blocks=_uneven(facts.moe_intermediate_size, expert_tensor, facts.block_shape and facts.block_shape[0]),
         uneven_groups=_uneven(facts.moe_intermediate_size, expert_tensor, facts.group_size),
         uneven_heads=_uneven(facts.attention_heads, tensor),
-        uneven_width=_uneven(facts.hidden_size, WIDTH_OF_EXCHANGE),
+        uneven_width=_uneven(facts.hidden_size, load_questions().width_of_exchange),
         uneven_experts=_uneven(facts.experts, tensor * data) if expert else False,
         optimize_for=(spec.backends and spec.backends.optimize_for) or "Throughput",
         distribution=version.distribution,
@@ -122,7 +107,7 @@ def _weight_gigabytes(facts: ResolvedFacts) -> float | None:
     if facts.weight_bytes is None:
         return None
     estimated = facts.sources.get("weight_bytes") == FROM_TABLE and facts.quantization not in (Quantization.BF16, Quantization.FP16)
-    return facts.weight_bytes / GIGABYTE * (QUANTIZED_MARGIN if estimated else 1)
+    return facts.weight_bytes / GIGABYTE * (load_questions().quantized_margin if estimated else 1)
 
 
 def _image_prefix(facts: ResolvedFacts, release: Release) -> bool | None:
@@ -173,7 +158,7 @@ def attention_cases(component: Component, rule_input: RuleInput) -> Sequence[str
     if component is Component.MLA_DECODE and rule_input.mla_dims in known.mla_heads[1:]:
         return [f"{kind.value}/{'-'.join(map(str, rule_input.mla_dims))}/plain/{cache}"]
     heads = rule_input.heads_per_rank
-    counts = (128, 16) if heads is None else (16,) if heads <= FEW_HEADS else (128,)
+    counts = (128, 16) if heads is None else (16,) if heads <= known.few_heads else (128,)
     return [f"{kind.value}/{count}/plain/{cache}" for count in counts]
 
 
@@ -191,7 +176,7 @@ def moe_cases(rule_input: RuleInput, chosen: Mapping[str, str]) -> Sequence[str]
     schemes = _schemes(rule_input, model)
     if any(model not in known.asked.get(scheme, (model,)) for scheme in schemes):
         return ()
-    size = "-hidden" if (rule_input.hidden_size or 0) % HIDDEN_BLOCK else ""  # an unknown size counts as usual
+    size = "-hidden" if (rule_input.hidden_size or 0) % known.hidden_block else ""  # an unknown size counts as usual
     return [f"{scheme}/{setting}/{layout}/{model}{size if scheme == 'NVFP4' else ''}" for scheme in schemes]
 
 
@@ -210,7 +195,7 @@ def _setting(rule_input: RuleInput) -> str | None:
     environment = rule_input.environment
     if load_questions().expert_variables & environment.keys():
         return None
-    by_flag = rule_input.release >= WITH_FLAG
+    by_flag = rule_input.release >= load_questions().expert_flag_since
     if by_flag and any(name.startswith(load_questions().expert_pins) for name in environment):
         return None
     # before the flag existed, VLLM_MOE_USE_DEEP_GEMM pins a backend
@@ -224,10 +209,11 @@ def _setting(rule_input: RuleInput) -> str | None:
 def _layout(rule_input: RuleInput, chosen: Mapping[str, str]) -> str | None:
     balances = "--enable-eplb" in rule_input.arguments
     if rule_input.exchanges_tokens:
-        return None if balances else f"Exchange-{chosen.get(Component.ALL_TO_ALL, EXCHANGE).lower()}"
+        return None if balances else f"Exchange-{chosen.get(Component.ALL_TO_ALL, load_questions().exchange).lower()}"
     if rule_input.expert_parallel and rule_input.tensor > 1:
         return "Expert-EPLB" if balances else "Expert"
-    many = str(MANY_PARTS) if rule_input.expert_tensor >= MANY_PARTS else ""
+    parts = load_questions().many_parts
+    many = str(parts) if rule_input.expert_tensor >= parts else ""
     return f"Data{many}" if rule_input.data > 1 else f"Tensor{many}"
 
 
