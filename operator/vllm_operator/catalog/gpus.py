@@ -8,13 +8,13 @@ import fnmatch
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from operator import eq
 from typing import Annotated, Literal
 
 from pydantic import Field, PlainSerializer, PlainValidator, StrictBool, StrictInt
 
-from vllm_operator.catalog.entry import Entry, Expression, Sourced, Specifiers, keyed_by, read_text
+from vllm_operator.catalog.entry import Entry, Expression, Sourced, Specifiers, keyed_by, load_file, read_text
 
 NAME_LIMIT = 512
 """Maximum characters of the name of an image for a pattern."""
@@ -103,9 +103,11 @@ class LabelTable(Sourced):
 
 
 class Presence(Sourced):
-    """Labels whose value "true" shows that a node has any NVIDIA GPU."""
+    """Labels whose value "true" shows that a node has any NVIDIA GPU, and prefixes of labels and resources of nodes that may have a GPU."""
 
     labels: tuple[str, ...]
+    label_prefixes: tuple[str, ...]
+    resource_prefixes: tuple[str, ...]
 
 
 class GPUs(Entry):
@@ -149,6 +151,12 @@ class GPUs(Entry):
         known = self.product(product)
         name = f"NVIDIA {known.title}" if known is not None else re.sub("[-_]", " ", product or "GPU")
         return f"{name} ({architecture})" if architecture else f"{name} of unknown architecture"
+
+
+@cache
+def load_gpus() -> GPUs:
+    """Read the facts that ship with the operator."""
+    return load_file(GPUs, "gpus.yaml")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 from vllm_operator import __version__
 from vllm_operator.catalog.caches import Caches, PrimingRule
 from vllm_operator.catalog.entry import data_digest, load_file
-from vllm_operator.catalog.gpus import GPUs, Images, InstanceType
+from vllm_operator.catalog.gpus import GPUs, Images, InstanceType, load_gpus
 from vllm_operator.catalog.memory import MemoryFacts, load_memory
 from vllm_operator.catalog.models import KnownShapes, Models, load_shapes
 from vllm_operator.catalog.rules import Rules, load_rules
@@ -42,7 +42,7 @@ def load_catalog() -> Catalog:
     """Return the catalog that ships with the operator. It is read once and immutable."""
     return Catalog(
         version=f"{__version__}+{data_digest()[:8]}",
-        gpus=load_file(GPUs, "gpus.yaml"),
+        gpus=load_gpus(),
         images=load_file(Images, "images.yaml"),
         versions=load_versions(),
         rules=load_rules(),

@@ -15,8 +15,7 @@ from vllm_operator.api.crd import custom_resource_definition, preset_definition
 from vllm_operator.api.labels import GROUP, PLURAL
 from vllm_operator.api.reading import Manifest, integer, mapping, moment, named, objects, sequence, text
 from vllm_operator.api.spec import PRESET_PLURALS
-from vllm_operator.catalog.entry import load_file
-from vllm_operator.catalog.gpus import GPUs
+from vllm_operator.catalog.gpus import load_gpus
 from vllm_operator.cli.inputs import print_as
 from vllm_operator.cli.live import OPERATOR, find_if_there, named_by, namespace_of, setting_of, with_client
 from vllm_operator.cli.terminal import table
@@ -159,7 +158,7 @@ async def _storage(client: ClusterClient, _: str) -> Findings:
 
 async def _nodes(client: ClusterClient, _: str) -> Findings:
     nodes, found = [node for node in await client.find(kube.NODE, cached=True) if has_gpu_sign(node)], []
-    for pool in read_inventory(nodes, await find_if_there(client, kube.RESOURCE_SLICE), load_file(GPUs, "gpus.yaml")).pools:
+    for pool in read_inventory(nodes, await find_if_there(client, kube.RESOURCE_SLICE), load_gpus()).pools:
         unknown = "" if pool.architecture else "its labels do not name the GPU: install GPU Feature Discovery"
         problem = " and ".join(pool.problems) or unknown
         found.append((TO_DO if problem else OK, f"{few(pool.nodes, 3)}: {problem or pool.product or pool.architecture}"))

@@ -12,8 +12,7 @@ from typing import Any
 import yaml
 
 from vllm_operator.api.labels import API_VERSION, GROUP, KIND
-from vllm_operator.catalog.entry import load_file
-from vllm_operator.catalog.gpus import GPUs
+from vllm_operator.catalog.gpus import load_gpus
 from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.cli.documents import read_objects
 from vllm_operator.cli.imports.sources import find_engines
@@ -29,7 +28,7 @@ _LIVE = ("deployment/", "deploy/", "deployments/")
 
 def create(arguments: argparse.Namespace) -> int:
     """Create a VLLMDeployment, or print it. Return the exit status."""
-    uri, gpus = arguments.model if "://" in arguments.model else f"hf://{arguments.model}", load_file(GPUs, "gpus.yaml")
+    uri, gpus = arguments.model if "://" in arguments.model else f"hf://{arguments.model}", load_gpus()
     products = {given: find_product(given, gpus) for given in arguments.gpu}
     if unknown := next((given for given, product in products.items() if product is None), None):
         raise InputError(f"the catalog has no GPU {unknown}. `kubectl vllm catalog gpus` lists them")

@@ -14,8 +14,7 @@ from functools import partial
 from typing import Any
 
 from vllm_operator.api.spec import EngineSpec, ModelSpec, ParallelismSpec, Quantization, VLLMDeploymentSpec
-from vllm_operator.catalog.entry import load_file
-from vllm_operator.catalog.gpus import GPUs, Product
+from vllm_operator.catalog.gpus import GPUs, Product, load_gpus
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.memory import MemoryFacts, load_memory
 from vllm_operator.catalog.models import KnownShapes, load_shapes
@@ -74,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def load_predictor() -> Callable[[Mapping[str, Any]], Estimate]:
     """Return the function that estimates a case with the catalog."""
-    return partial(predict, shapes=load_shapes(), gpus=load_file(GPUs, "gpus.yaml"), facts=load_memory())
+    return partial(predict, shapes=load_shapes(), gpus=load_gpus(), facts=load_memory())
 
 
 def estimate_lines(lines: Iterable[str], estimate: Callable[[Mapping[str, Any]], Estimate]) -> Iterator[dict[str, Any]]:

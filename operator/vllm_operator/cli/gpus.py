@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm_operator.api.reading import named, text
-from vllm_operator.catalog.entry import load_file
-from vllm_operator.catalog.gpus import GPUs
+from vllm_operator.catalog.gpus import GPUs, load_gpus
 from vllm_operator.cli.inputs import print_as
 from vllm_operator.cli.live import find_if_there, with_client
 from vllm_operator.cli.terminal import Line, Span, Style, grid, labelled, line, screen_width, show
@@ -39,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _read(client: ClusterClient) -> tuple[Inventory, Pods | None, GPUs, Claimed]:
-    gpus = load_file(GPUs, "gpus.yaml")
+    gpus = load_gpus()
     slices = await find_if_there(client, RESOURCE_SLICE, cached=True)
     published = {text(each, "spec", "nodeName") for each in slices}
     nodes = [node for node in await client.find(NODE, cached=True) if has_gpu_sign(node) or text(node, "metadata", "name") in published]

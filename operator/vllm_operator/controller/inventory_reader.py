@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 
 from vllm_operator.api import labels, reading
 from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.catalog.gpus import load_gpus
 from vllm_operator.inventory.devices import DRIVER, HeldDevices, read_held, requested_devices
 from vllm_operator.inventory.pools import Inventory
 from vllm_operator.kube import client as kube
@@ -22,21 +23,6 @@ from vllm_operator.kube.recent import Recent
 from vllm_operator.planning.pinning import NEEDS_ROOM, NEW_PLAN_SECONDS, Standing, digest_of, needs_usage
 from vllm_operator.planning.placement.promises import Promise, with_usage
 from vllm_operator.pods.view import PodView
-
-GPU_RESOURCES = ("nvidia.com/", "amd.com/gpu", "gpu.intel.com/")
-GPU_LABELS = (
-    "nvidia.com/",
-    "feature.node.kubernetes.io/pci-10de",
-    "feature.node.kubernetes.io/pci-0302_10de",
-    "feature.node.kubernetes.io/pci-0300_10de",
-    "cloud.google.com/gke-accelerator",
-    "cloud.google.com/gke-gpu",
-    "karpenter.k8s.aws/instance-gpu",
-    "kubernetes.azure.com/accelerator",
-    "gpu.nvidia.com/",
-    labels.ARCHITECTURE_LABEL,
-)
-"""Prefixes of labels of nodes that may have a GPU. No label is common to all of them."""
 
 AGE_SECONDS = 30.0
 """Maximum age of what was read, in seconds."""
@@ -246,8 +232,9 @@ def _insists(resource: VLLMDeployment) -> bool:
 
 def has_gpu_sign(node: Manifest) -> bool:
     """Return whether a node may have a GPU, by its labels and capacity. No label selector can express this."""
-    names, resources = reading.mapping(node, "metadata", "labels"), reading.mapping(node, "status", "capacity")
-    return any(name.startswith(GPU_LABELS) for name in names) or any(name.startswith(GPU_RESOURCES) for name in resources)
+    signs, names = load_gpus().presence, reading.mapping(node, "metadata", "labels")
+    resources = reading.mapping(node, "status", "capacity")
+    return any(it.startswith(signs.label_prefixes) for it in names) or any(it.startswith(signs.resource_prefixes) for it in resources)
 
 
 def _device_part(pod: Manifest) -> Manifest | None:
