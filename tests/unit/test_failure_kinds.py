@@ -293,6 +293,29 @@ CASES: dict[str, tuple[list[str], str]] = {
     "NeuronExecutionFailed": ([WORKER], "RuntimeError: Failed to execute the model status=1006 message=Out-Of-Bounds access"),
     "IndexOutOfBounds": (["vllm/v1/worker/gpu_input_batch.py"], "IndexError: index 306 is out of bounds for dimension 0 with size 306"),
     "LmcacheSerdeFailed": (["lmcache/storage_backend/serde/turboquant_serde.py"], "AssertionError: the tensor is not of a supported type"),
+    "TransferredRequestLost": (["vllm/v1/core/sched/scheduler.py:_update_from_kv_xfer_finished"], "KeyError: 'chatcmpl-9b1e'"),
+    "DeepGemmKernelAbsent": (
+        ["vllm/utils/deep_gemm.py"],
+        "RuntimeError: Failed to open: /opt/deep_gemm/include/impls/sm121_fp8_mqa_logits.cuh",
+    ),
+    "TpuDevicesTooFew": (["jax/_src/mesh.py"], "ValueError: Number of devices 4 must be >= the product of mesh_shape (1, 8)"),
+    "KernelNotLaunched": (
+        ["vllm/model_executor/layers/sparse_attn_indexer.py"],
+        "RuntimeError: cooperative_topk.cu:48, cooperative_topk launch failed: invalid argument",
+    ),
+    "SpeculativeMethodMixedUp": (
+        ["vllm/v1/spec_decode/dflash.py"],
+        'odd.Stop: assert vllm_config.speculative_config.method == "dflash"',
+    ),
+    "SemaphoreLost": (["/usr/lib/python3.12/multiprocessing/synchronize.py:__setstate__"], "FileNotFoundError: [Errno 2] No such file"),
+    "InductorFreezing": (["torch/_inductor/codecache.py"], "AssertionError: expected OutputCode, got function"),
+    "GpuArchRefused": (
+        ["aiter_meta/csrc/cpp_itfs/utils.py"],
+        "AssertionError: One of GPU archs of ['gfx1151'] is invalid or not supported",
+    ),
+    "OutputTypeRefused": (["vllm/_custom_ops.py"], "NotImplementedError: SM120 NVFP4 MOE only supports bfloat16 output, got: Half"),
+    "FlashInferCheckFailed": (["flashinfer/fused_moe/core.py"], "RuntimeError: Check failed: a == b (1280 vs. 640) : odd shape"),
+    "LoraExpertsRefused": (["vllm/lora/layers/fused_moe.py:set_lora"], "AssertionError: odd"),
 }
 
 

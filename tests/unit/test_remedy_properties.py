@@ -30,6 +30,9 @@ VARIATIONS: dict[str, tuple[str, ...]] = {
     "qwix": ("", "True"),
     "built": ("", "module_top_k"),
     "fixed": ("", "Explicitly"),
+    "aborted": ("", "cmpl-1"),
+    "devices": ("", "CpuDevice"),
+    "pool": ("", "75497472000"),
     "notices": ("", "PackagesReplaced"),
     "stage": ("", "WeightLoad", "MemoryProfiling", "Ready"),
     "utilization": ("", "0.3", "0.92"),
@@ -128,6 +131,7 @@ def test_the_texts_of_a_family_are_sentences_with_and_without_what_the_log_shows
         (("module", "triton"),),
         (("library", "libfoo.so.1"),),
         (("mps", "MPS"),),
+        (("aborted", "cmpl-1"), ("devices", "CpuDevice"), ("notices", "TpuEnvironmentInvalid"), ("given", "{'omni': 'dspark'}")),
     ):
         assert reads_well(f"{fill_in(kind.cause, known)}.")
         assert reads_well(fill_in(kind.remedy, known))

@@ -4,7 +4,8 @@ import pytest
 
 from support.engine_logs import ENGINE_ERROR, failed
 from support.pasted import read_pasted
-from vllm_operator.logs.state import Crash
+from vllm_operator.cli.diagnose import headline
+from vllm_operator.logs.state import Crash, Stage
 
 READY = "(APIServer pid=1) INFO:     Application startup complete.\n"
 ENCODER = (
@@ -33,6 +34,23 @@ NIXL = "vllm/distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py"
 LORA_MOE = "vllm/lora/layers/fused_moe.py"
 KV_MANAGER = "vllm/v1/core/single_type_kv_cache_manager.py"
 LAUNCH = "vllm/v1/engine/utils.py"
+OFFLOADING = "vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py"
+ABORTED = "(APIServer pid=1) INFO 11-02 10:00:28 [async_llm.py:742] Aborted request(s) chatcmpl-8c41.\n"
+NIGHTLY = "(EngineCore pid=7) INFO 11-02 10:00:20 [core.py:112] Initializing a V1 LLM engine (v0.27.1rc1.dev3) with config: model='org/m'\n"
+
+
+def given(arguments: str) -> str:
+    """The line in which the API server logs the arguments."""
+    return f"(APIServer pid=1) INFO 11-02 10:00:00 [utils.py:233] non-default args: {{'model': 'org/m', {arguments}}}\n"
+
+
+def lost(error: str, *files: str) -> str:
+    """What an engine logs that serves and then fails."""
+    return READY + failed(error, *files, title="EngineCore encountered a fatal error.")
+
+
+OFFLOADED = given("'kv_offloading_size': 16.0")
+TRANSFERRED = given("'kv_transfer_config': KVTransferConfig(kv_connector='LMCacheConnectorV1')")
 
 
 def refused(message: str) -> str:
@@ -1002,6 +1020,210 @@ CASES = {
         "preprocessor_config.json",
         "main loop",
     ),
+    "a request that offloading lost": (
+        OFFLOADED + lost("KeyError: 'chatcmpl-77aa'", "vllm/v1/kv_offload/tiering/manager.py:complete_store"),
+        "TransferredRequestLost",
+        "serve without --kv-offloading-size",
+        "--kv-transfer-config",
+    ),
+    "a request that offloading lost after an abort": (
+        OFFLOADED + ABORTED + lost("AssertionError", f"{OFFLOADING}:request_finished"),
+        "TransferredRequestLost",
+        "after a client had aborted one (chatcmpl-8c41)",
+        "AIBrix",
+    ),
+    "a request that LMCache lost after an abort": (
+        TRANSFERRED + ABORTED + lost("AssertionError", "vllm/v1/core/sched/scheduler.py:_update_from_kv_xfer_finished"),
+        "TransferredRequestLost",
+        "newer vLLM and LMCache",
+        "can be reached",
+    ),
+    "a setting of offloading": (
+        lost("ValueError: block_size must be a multiple of 16", f"{OFFLOADING}:__init__"),
+        "KvSettingRefused",
+        "Correct what the message names",
+        "lost track",
+    ),
+    "a kernel of DeepGEMM for experts that the image lacks": (
+        failed("RuntimeError: Failed to open: /opt/deep_gemm/include/deep_gemm/impls/sm103_fp8_gemm_1d1d.cuh", "vllm/utils/deep_gemm.py"),
+        "DeepGemmKernelAbsent",
+        "VLLM_USE_DEEP_GEMM=0, so that vLLM uses",
+        "DG_JIT_CACHE_DIR",
+    ),
+    "a kernel of DeepGEMM for the sparse indexer": (
+        failed("RuntimeError: odd", f"{LAYERS}sparse_attn_indexer.py", "vllm/utils/deep_gemm.py:fp8_fp4_mqa_logits"),
+        "DeepGemmFailed",
+        "also with VLLM_USE_DEEP_GEMM=0",
+        "Set VLLM_USE_DEEP_GEMM=0",
+    ),
+    "an illegal access in the sparse indexer": (
+        failed(
+            "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
+            "vllm/v1/worker/gpu_model_runner.py:capture_model",
+            "vllm/utils/deep_gemm.py:get_paged_mqa_logits_metadata",
+            "deep_gemm/__init__.py",
+        ),
+        "IllegalMemoryAccess",
+        "cudagraph_mode to PIECEWISE",
+        "Set VLLM_USE_DEEP_GEMM=0",
+    ),
+    "a machine without its TPU": (
+        "(EngineCore pid=7) INFO 11-02 10:00:20 [tpu_runner.py:402] Init mesh; jax devices: [CpuDevice(id=0)]\n"
+        + failed("ValueError: Insufficient devices for 2D mesh: found 2, expected 4", "tpu_inference/runner/tpu_runner.py"),
+        "TpuDevicesTooFew",
+        "found no TPU, only CpuDevice",
+        "Set --tensor-parallel-size",
+    ),
+    "a variable that libtpu refuses": (
+        "E0000 00:00:17 225 common_lib.cc:650] INVALID_ARGUMENT: unexpected worker hostname 'odd' from env var TPU_WORKER_HOSTNAMES.\n"
+        + failed("ValueError: Insufficient devices for 2D mesh: found 1, expected 8", "tpu_inference/runner/tpu_runner.py"),
+        "TpuDevicesTooFew",
+        "Unset TPU_WORKER_HOSTNAMES",
+        "is attached",
+    ),
+    "a slice that is too small": (
+        failed("ValueError: Number of devices 8 must be >= the product of mesh_shape (2, 16)", "jax/_src/mesh.py"),
+        "TpuDevicesTooFew",
+        "Set --tensor-parallel-size to 8",
+        "attached",
+    ),
+    "experts that ranks cannot share": (
+        failed("AssertionError: num_experts=160 must be divisible by ep_size=6. Adjust num_redundant_experts."),
+        "TensorParallelNotDivisible",
+        "160 experts of the model cannot be divided among 6",
+        "pipeline",
+    ),
+    "another method than the one that is set": (
+        given("'speculative_config': {'method': 'mtp', 'num_speculative_tokens': 3}")
+        + failed('    assert self.speculative_config.method == "eagle3"\nAssertionError', "vllm/v1/spec_decode/eagle.py"),
+        "SpeculativeMethodMixedUp",
+        "(eagle3) for the method in --speculative-config (mtp)",
+        "draft model fits",
+    ),
+    "a plugin that the message asks for": (
+        failed("ValueError: This checkpoint requires the 'vllm-odd-plugin' package, which is not installed.", "vllm/config/model.py"),
+        "PythonPackageMissing",
+        "Install vllm-odd-plugin in the image",
+        "--trust-remote-code",
+    ),
+    "a package that a nightly lacks": (
+        NIGHTLY + failed("ModuleNotFoundError: No module named 'odd'", "acme/x.py"),
+        "PythonPackageMissing",
+        "image of a release",
+        "Use the official vLLM image",
+    ),
+    "an argument that an older package does not know": (
+        failed("TypeError: run() got an unexpected keyword argument 'odd_lens'", "flashinfer/decode.py"),
+        "CallMismatch",
+        "does not know odd_lens, usually because it is older",
+        "newer DeepGEMM",
+    ),
+    "an argument that a newer package requires": (
+        failed("TypeError: run() missing 1 required positional argument: 'x'", "flashinfer/decode.py"),
+        "CallMismatch",
+        "FlashInfer of the vLLM image",
+        "older",
+    ),
+    "a GPU that AITER does not know": (
+        failed("AssertionError: One of GPU archs of ['gfx1201'] is invalid or not supported", "aiter_meta/csrc/utils.py"),
+        "GpuArchRefused",
+        "AITER does not support this GPU (gfx1201)",
+        "FlashInfer",
+    ),
+    "a sampler of AITER": (
+        failed("RuntimeError: odd", "vllm/v1/sample/ops/topk.py", "aiter_meta/csrc/cpp_itfs/utils.py"),
+        "AiterFailed",
+        "VLLM_ROCM_USE_AITER=0",
+        "logits",
+    ),
+    "a kernel for half of the types": (
+        failed("RuntimeError: odd_moe only supports torch.bfloat16, got torch.float16", "vllm/_custom_ops.py"),
+        "OutputTypeRefused",
+        "Set --dtype bfloat16",
+        "--moe-backend",
+    ),
+    "LoRA for experts in FP8": (
+        given("'enable_lora': True")
+        + failed("AssertionError: Unsupported lhs dtype fp8e5", "vllm/lora/ops/triton_ops/fused_moe_lora_op.py:_fused_moe_lora"),
+        "LoraExpertsRefused",
+        "Start without --enable-lora",
+        "--speculative-config",
+    ),
+    "LoRA for experts of vllm-omni": (
+        given("'enable_lora': True, 'omni': True") + failed("AssertionError", "vllm/lora/layers/fused_moe.py:set_lora"),
+        "LoraExpertsRefused",
+        "newer vllm-omni",
+        "--max-lora-rank",
+    ),
+    "speculative steps that a kernel of FlashInfer refuses": (
+        given("'speculative_config': {'method': 'dspark'}")
+        + failed(
+            "RuntimeError: Check failed: n > 64 (7 vs. 64) : use sparse_mla_sm121_decode", "flashinfer/mla/_core.py:sparse_mla_decode"
+        ),
+        "FlashInferCheckFailed",
+        "A kernel of FlashInfer for sm121 refused",
+        "Set --attention-backend",
+    ),
+    "two packages that do not fit": (
+        failed("AttributeError: module 'cutlass.cute' has no attribute 'odd'", "quack/gemm.py:<module>"),
+        "PackageImportFailed",
+        "does not fit the version of nvidia-cutlass-dsl",
+        "Python, PyTorch or CUDA",
+    ),
+    "a connector without its flag": (
+        OFFLOADED
+        + failed(
+            "AssertionError: External KV connector is not verified yet", "vllm/v1/core/sched/scheduler.py", title="EngineCore failed."
+        ),
+        "KvTransferConfigInvalid",
+        "remove --kv-offloading-size",
+        "--kv-transfer-config",
+    ),
+    "flags that are not set": (
+        given("'kv_cache_dtype': 'fp8'") + failed("ValueError: same dtype expected", "vllm/v1/worker/gpu_worker.py"),
+        "TypesDiffer",
+        "without adapters (LoRA), --speculative-config",
+        "odd",
+    ),
+    "flags that are set": (
+        given("'kv_cache_dtype': 'fp8', 'block_size': 64") + failed("ValueError: page size cannot be unified", KV_MANAGER),
+        "KvPageSizesDiffer",
+        "Remove --kv-cache-dtype and --block-size, if they are set",
+        "--speculative-config, if",
+    ),
+    "a process whose parent has ended": (
+        failed("FileNotFoundError: [Errno 2] No such file or directory", "multiprocessing/synchronize.py:__setstate__"),
+        "SemaphoreLost",
+        "semaphore",
+        "ConfigMap",
+    ),
+    "a name that resolves to loopback": (
+        failed(
+            "RuntimeError: Gloo connectFullMesh failed with [pair.cc:152] timed out connecting, remote=[127.0.1.1]:2485, rank=0, size=2"
+        ),
+        "NetworkInterfaceMisdetected",
+        "gave 127.0.1.1 as its address",
+        "earlier error",
+    ),
+    "a barrier": (
+        failed("RuntimeError: Timed out waiting 1800000ms for recv operation to complete", "torch/distributed/x.py:barrier"),
+        "DistributedTimeout",
+        "did not respond in a barrier (Gloo)",
+        "hangs, or did not start",
+    ),
+    "an encoder in quantized form": (
+        failed("ValueError: There is no module or parameter named 'visual.blocks.0.qkv.weight_scale' in OddForCausalLM", PARTS),
+        "WeightNameOrShapeMismatch",
+        "encoder is not quantized",
+        "page names",
+    ),
+    "slots of LMCache": (
+        "[2026-11-02 10:00:20,511] LMCache INFO: LMCache Configuration: {'extra_config': {'nixl_pool_size': 9000000000}}\n"
+        "/run.sh: line 4: 3270 Killed                  vllm serve org/m\n",
+        "OOMKilled",
+        "Set nixl_pool_size",
+        "10 GiB per process",
+    ),
 }
 
 
@@ -1029,3 +1251,38 @@ def test_a_request_that_the_engine_refuses_is_no_notice() -> None:
     parser = read_pasted(log)
     assert parser.final_state.crash is None
     assert not any("grammar" in notice.cause for notice in parser.notices_beside(None))
+
+
+def test_a_peer_with_another_configuration_is_told_in_the_first_line() -> None:
+    warning = "(EngineCore pid=7) WARNING 11-02 10:00:30 [base_worker.py:1] NIXL transfer failure: handshake_failed\n"
+    mismatch = failed("RuntimeError: NIXL compatibility hash mismatch. Local: 7a, Remote: e0.", NIXL, title="Handshake failed")
+
+    parser = read_pasted(f"{READY}{warning}{mismatch}")
+    assert headline(parser.final_state) == "Started, but transfers of KV cache fail, and so do requests"
+    (notice,) = parser.notices_beside(None)
+    assert "another configuration" in notice.cause
+    assert "--speculative-config" in (notice.remedy or "")
+    assert "The network is not the cause" in (notice.remedy or "")
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "INFO 11-02 10:00:31 [async_llm.py:415] Added request test-1.\n",
+        "INFO 11-02 10:00:31 [async_llm.py:721] Aborted request(s) test-1.\n",
+        "Processed prompts: 100%|██████████| 8/8 [00:08<00:00,  1.23s/it]\n",
+        "Running loglikelihood requests: 100%|██████████| 1319/1319 [27:08<00:00,  1.23s/it]\n",
+    ],
+)
+def test_an_engine_without_a_server_is_ready_when_it_answers_requests(end: str) -> None:
+    initialized = "(EngineCore pid=7) INFO 11-02 10:00:30 [core.py:302] init engine (profile, create kv cache, warmup model) took 36.07 s\n"
+
+    state = read_pasted(LOADING + initialized + end).final_state
+    assert (state.stage, state.crash) == (Stage.READY, None)
+
+
+def test_weights_that_are_loaded_have_no_bar_that_goes_on() -> None:
+    bar = "(EngineCore pid=7) Loading safetensors checkpoint shards:  92% Completed | 12/13 [01:00<00:05,  5.08s/it]\n"
+
+    state = read_pasted(LOADING + bar + LOADED + failed("RuntimeError: odd", PARTS)).final_state
+    assert (state.is_stage_over, state.progress) == (True, None)

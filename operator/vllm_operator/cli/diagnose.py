@@ -18,7 +18,7 @@ from vllm_operator.catalog.startup import StartupKnowledge, load_startup
 from vllm_operator.cli.inputs import InputError, name_of_file, print_as, read_input, read_text
 from vllm_operator.cli.pasted_logs import read_logs, severity
 from vllm_operator.cli.terminal import paragraph
-from vllm_operator.logs.crash import STALL, STILL, TOLD_TO_STOP
+from vllm_operator.logs.crash import KV_TRANSFERS, STALL, STILL, TOLD_TO_STOP
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.ranks import GroupDiagnosis, GroupStanding, Rank, diagnose_ranks
 from vllm_operator.logs.state import Crash, Progress, Stage, StartupState
@@ -291,6 +291,8 @@ def headline(state: StartupState, red: str = "", green: str = "") -> str:
     if state.stage is Stage.READY:
         if TOLD_TO_STOP in state.notices:
             return "Stopped: the server was ready, and was told to stop"
+        if KV_TRANSFERS in state.notices:
+            return f"{red}Started, but transfers of KV cache fail, and so do requests"
         return f"{red}Stands still: requests run without output" if STILL in state.notices else f"{green}Started: the server is ready"
     if state.cut_off_at is not None:
         return f"{red}Failed{f' {name}' if state.has_start else ''}, and the log ends before the error"

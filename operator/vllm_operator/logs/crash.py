@@ -592,7 +592,8 @@ class CrashTracker:
     def _collect(self, signature: Signature, evidence: Evidence) -> bool:
         """Add evidence for this signature. Return whether it may explain a crash, and is no notice."""
         if signature.severity is not Severity.FATAL and signature.id != TERMINATED:
-            self.notices.setdefault(signature.id, evidence)
+            before = self.notices.get(signature.id, evidence)
+            self.notices[signature.id] = evidence if len(before.captures) < len(evidence.captures) else before
             return False
         self._found.add(signature.id, evidence)
         return True

@@ -154,7 +154,16 @@ class Recognizer:
                 remedy = remedy.replace(word, other)
             kept = (part for part in re.split(r"(?<=[.:]) (?=[A-Z])", remedy) if not compiled(each.omitted).search(part))
             remedy = " ".join(kept) or remedy
-        return remedy
+        given = _GIVEN.search(shown)
+        remedy = _TAKEN_AWAY.sub(lambda found: _only_given(found, given[1]), remedy) if given is not None else remedy
+        return remedy[:1].upper() + remedy[1:] if (remedy := remedy.removeprefix("Otherwise ")) else remedy
+
+
+def _only_given(found: re.Match[str], given: str) -> str:
+    """Return a list of flags to start without as those of them that the arguments have, if they have any."""
+    flags = re.findall(r"--[a-z0-9-]+", found["flags"])
+    kept = [flag for flag in flags if flag[2:].replace("-", "_") in given] or flags
+    return found[0] if kept == flags else f"{found['before']}{' and '.join(kept)}"
 
 
 @cache
@@ -163,6 +172,8 @@ def compiled(regex: str) -> re.Pattern[str]:
     return re.compile(regex)
 
 
+_GIVEN = re.compile(r"(?m)^given=(.*)")
+_TAKEN_AWAY = re.compile(r"(?P<before>[Ww]ithout |[Rr]emove )(?P<flags>--[a-z][a-z0-9-]+(?:(?:, | and | or )--[a-z][a-z0-9-]+)+)")
 _SURVEY = "Collecting environment information..."  # output of `collect_env.py` before it imports vLLM
 _CUSTOMIZE = "customize; set PYTHONVERBOSE for traceback:"
 """Heading of an error in sitecustomize or usercustomize. The error is on the next line, and Python starts nevertheless."""

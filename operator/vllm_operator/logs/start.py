@@ -148,7 +148,7 @@ class StartTracker:
             self._enter(Stage(meaning.stage))
             if self._seen.stage is Stage(meaning.stage):
                 self._ended = self._clock.now() if meaning.ends else None
-                self._seen = replace(self._seen, is_stage_over=meaning.ends)
+                self._seen = replace(self._seen, is_stage_over=meaning.ends, progress=None if meaning.ends else self._seen.progress)
                 self.crashes.stage = f"After{meaning.stage}" if meaning.ends else self.crashes.stage
         if meaning.arguments or meaning.engine:
             self.crashes.settings |= _captured(stages.settings.finditer(found.string))
