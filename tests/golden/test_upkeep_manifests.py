@@ -19,6 +19,7 @@ from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.prefetching import render_fetching
 from vllm_operator.caches.priming import render_primer
 from vllm_operator.catalog.loader import load_catalog
+from vllm_operator.rendering.image_reading import render_reading
 from vllm_operator.rendering.manifests import render
 
 CHOSEN = ("read-write-many", "smallest", "any-user-read-only", "dra-whole-gpus")
@@ -68,6 +69,13 @@ def test_the_job_that_fetches_weights_is_as_recorded(name: str, golden: Callable
     claim = next((it for it in manifests if it["metadata"]["name"] == claim_name), {"spec": {"accessModes": ["ReadWriteMany"]}})
     job = render_fetching(CacheContext(resource=resource, plan=plan, desired=deployment, now=NOW), claim)
     golden(Path(__file__).parent / "upkeep" / f"fetch-{name}.yaml", yaml.safe_dump(job, sort_keys=False, width=120))
+
+
+@pytest.mark.parametrize("name", ["pod-template", "smallest"])
+def test_the_job_that_reads_an_image_is_as_recorded(name: str, golden: Callable[[Path, str], None]) -> None:
+    resource, plan = read_case(next(folder for folder in CASES if folder.name == name))
+    job = render_reading(resource, plan.image, plan.tools_image)
+    golden(Path(__file__).parent / "upkeep" / f"read-{name}.yaml", yaml.safe_dump(job, sort_keys=False, width=120))
 
 
 @pytest.mark.parametrize("path", sorted((Path(__file__).parent / "upkeep").glob("*.yaml")), ids=lambda path: path.stem)

@@ -39,7 +39,7 @@ async def test_an_engine_gets_the_uri_of_an_object_store_and_no_volume_for_weigh
 async def test_a_version_that_cannot_read_the_store_is_refused_with_the_way(
     fleet: Fleet, bench: Bench, uri: str, version: str, accepted: bool
 ) -> None:
-    await fleet.serve(model={"uri": uri}, engine={"version": version})
+    await fleet.serve(model={"uri": uri}, engine={"version": version, "introspect": "Disabled"})
     refused = bench.plan_verdict().message
     assert ("cannot read a model from" in refused) is not accepted
     assert accepted or "use pvc://" in refused

@@ -30,6 +30,8 @@ HUNG = "Hung"
 """An engine has work and makes no progress, although its server answers."""
 STALLED = "Stalled"
 """Waiting does not help: the spec must change. For kstatus, and so for Flux, the object has failed."""
+READING_IMAGE = "ReadingImage"
+"""The build of vLLM in the image is being read, or could not be read, so that the plan is for the nearest release."""
 PLAN_DRIFTED = "PlanDrifted"
 """The current plan is not the one that would be made now: with the catalog, the nodes or the preset of today, or without the rollback."""
 ROLLED_BACK = "RolledBack"
@@ -48,7 +50,7 @@ CACHE_PUBLISHED = "CachePublished"
 
 ALWAYS = (READY, AVAILABLE)
 """Normal-true conditions that are set on every object that the operator has seen."""
-WHILE_TRUE = (CRASHED, HUNG, STALLED, PLAN_DRIFTED, ROLLED_BACK)
+WHILE_TRUE = (CRASHED, HUNG, STALLED, READING_IMAGE, PLAN_DRIFTED, ROLLED_BACK)
 """Abnormal-true conditions: set only while they are True."""
 WHILE_ASKED = (ISOLATED, EXPOSED, AUTOSCALED, PROTECTED, CACHE_PUBLISHED)
 """Normal-true conditions that are set while the spec asks for what they are about."""
@@ -102,6 +104,8 @@ class Reason:
     # Ready: replicas start, or the rollout proceeds
     NOT_STARTED = "NotStarted"
     """No Pod exists yet."""
+    READING_IMAGE = "ReadingImage"
+    """A Job reads the build of vLLM in the image before a plan is made (`spec.engine.introspect`). Also a reason of ReadingImage."""
     FETCHING_WEIGHTS = "FetchingWeights"
     """A Job downloads the weights before a Pod starts (`spec.weights.prefetch`)."""
     WAITING_FOR_CACHES = "WaitingForCaches"
@@ -185,6 +189,9 @@ class Reason:
     ENGINE_HUNG = "EngineHung"
     """The engine has work and has made no progress for at least 85 seconds. The message has the numbers. Also a reason of Ready, and of
     Crashed after a restart for this reason."""
+    # ReadingImage
+    IMAGE_UNREADABLE = "ImageUnreadable"
+    """The build of vLLM in the image could not be read. The message says why. The plan is for the nearest release."""
     # PlanDrifted
     PLAN_DRIFTED = "PlanDrifted"
     """The current plan stays. A new plan would differ: of the catalog, nodes or preset of today, or for a GPU that is free now."""

@@ -82,6 +82,8 @@ class Role(StrEnum):
     CLEANING = "cleaning"
     PUBLISHING = "publishing"
     FETCHING = "fetching"
+    READING = "reading"
+    BUILD = "build"
     PLAN = "plan"
 
 
@@ -114,7 +116,7 @@ def primer_name(name: str) -> str:
     return f"{name}.primer"
 
 
-JOB_PURPOSES = {Role.CLEANING: "clean", Role.PUBLISHING: "publish", Role.FETCHING: "fetch"}
+JOB_PURPOSES = {Role.CLEANING: "clean", Role.PUBLISHING: "publish", Role.FETCHING: "fetch", Role.READING: "read"}
 
 
 def job_prefix(name: str, role: Role) -> str:

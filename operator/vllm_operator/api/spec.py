@@ -199,6 +199,10 @@ class EngineSpec(Model):
         "vLLM version in the image. Required if the image tag does not name it, as with `latest`, a digest or a custom build."
     )
     distribution: Distribution | None = optional("Build of vLLM in the image. Default: vLLM.")
+    introspect: Toggle | None = optional(
+        "Whether a Job without a GPU reads the variables, flags and backends of vLLM from the image, for the plan. Default: Enabled if "
+        "the version is no release that the catalog knows."
+    )
     args: list[EngineArgument] | None = optional(
         "Flags for `vllm serve`. They override the operator's choices.", list_map("name"), checked_by("arguments"), max_length=128
     )

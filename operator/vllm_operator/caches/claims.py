@@ -30,7 +30,7 @@ from vllm_operator.api import labels, reading
 from vllm_operator.api.operation import CacheSpec, ClaimVolume, Storage, StorageSpec
 from vllm_operator.api.plan import PlannedWeights
 from vllm_operator.api.reading import Manifest, controller_of, mapping, read_bytes, sequence
-from vllm_operator.api.resource import Role, VLLMDeployment
+from vllm_operator.api.resource import JOB_PURPOSES, VLLMDeployment
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.caches.address import claims_of
 from vllm_operator.caches.context import CacheContext
@@ -375,4 +375,4 @@ def find_removal_candidates(pods: Iterable[Mapping[str, Any]]) -> Iterator[Remov
 
 
 def _is_removable(pod: Mapping[str, Any]) -> bool:
-    return instance_of(pod) is not None and (has_role(pod, Role.CLEANING, Role.PUBLISHING, Role.FETCHING) or is_over(pod))
+    return instance_of(pod) is not None and (has_role(pod, *JOB_PURPOSES) or is_over(pod))

@@ -11,7 +11,7 @@ from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.operation import ArtifactSpec
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.reading import Manifest
-from vllm_operator.api.resource import Role, VLLMDeployment, template_spec
+from vllm_operator.api.resource import JOB_PURPOSES, Role, VLLMDeployment, template_spec
 from vllm_operator.api.status import ArtifactStatus
 from vllm_operator.caches.address import CacheAddress, cache_address, read_portability_settings
 from vllm_operator.caches.jobs import has_role
@@ -272,7 +272,7 @@ class CacheContext:
 
 def is_replica(pod: PodView) -> bool:
     """Return whether a Pod serves requests."""
-    return not has_role(pod.manifest, Role.FOLLOWER, Role.PRIMER, Role.CLEANING, Role.PUBLISHING, Role.FETCHING)
+    return not has_role(pod.manifest, Role.FOLLOWER, Role.PRIMER, *JOB_PURPOSES)
 
 
 def is_follower(pod: PodView) -> bool:

@@ -4,6 +4,7 @@ import base64
 import json
 import re
 import zlib
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -30,6 +31,12 @@ def unpack(packed: str) -> Any:
         return json.loads(written)  # what is longer than the limit is no JSON
     except (ValueError, zlib.error, RecursionError) as error:
         raise EntryError(f"it is not the table of a vLLM version: {error!s:.100}") from None
+
+
+@lru_cache(maxsize=64)
+def read_packed(packed: str) -> VersionTable:
+    """Return a packed table. Raises EntryError."""
+    return read_table(unpack(packed))
 
 
 def read_table(written: Any) -> VersionTable:

@@ -33,6 +33,7 @@ from vllm_operator.planning.planner import plan
 from vllm_operator.planning.presets import missing_preset, with_current_preset
 from vllm_operator.planning.validation import violations
 from vllm_operator.rendering.exposure import render_autoscaler, render_disruption_budget, render_exposure
+from vllm_operator.rendering.image_reading import find_record, image_to_read, read_record
 from vllm_operator.rendering.manifests import render
 from vllm_operator.rendering.revision import RevisionError, is_revision_of, number_of, read_revision
 from vllm_operator.sizing.model_facts import ModelFiles
@@ -69,6 +70,9 @@ def run(arguments: argparse.Namespace) -> int:
         resource = with_pinned_plan(resource, found.objects)
         if resource.pinned is None:
             raise InputError(f"the VLLMDeployment {documents.name_of(found.resource)} has no current plan to compare with")
+    image = None if arguments.version_table else image_to_read(resource, catalog.versions)
+    if image is not None and (record := find_record(resource, image, found.objects)) is not None:
+        catalog = replace(catalog, versions=replace(catalog.versions, build=read_record(image, record).table))
     inventory = _inventory(resource, found, catalog)
     if isinstance(merged, Verdict):
         outcome = Outcome(VALID_SPEC, merged, None)

@@ -1,6 +1,7 @@
 """Carry out a decision.
 
-    release PVCs -> persist plan and measurement -> records on PVCs -> Jobs -> apply and prune children -> optional objects -> prune plans
+    release PVCs -> read the image -> persist plan and measurement -> records on PVCs -> Jobs -> apply and prune children ->
+    optional objects -> prune plans
 
 The plan is durable before anything that follows from it is applied, and a record exists before the Pods that depend on it: for example, a
 priming lease is taken before the primer is created. So each step may be the last one.
@@ -22,6 +23,7 @@ from vllm_operator.caches.directories import Changes
 from vllm_operator.caches.gate import gate_annotation
 from vllm_operator.caches.prefetching import FetchingPlan, is_outdated
 from vllm_operator.controller.apply import Applied, Applier, annotate
+from vllm_operator.controller.build_reader import BuildReader
 from vllm_operator.controller.decide import Decision, keep_all
 from vllm_operator.controller.observe import Snapshot
 from vllm_operator.controller.optional_objects import CreatedObjects, OptionalObjects
@@ -72,6 +74,7 @@ class Actor:
     client: ClusterClient
     crashes: KnownCrashes
     plans: PlanStore
+    builds: BuildReader
     created: CreatedObjects
     optional: OptionalObjects
     applier: Applier
@@ -84,6 +87,8 @@ class Actor:
         """
         await self.remove(snapshot.manifest, snapshot.removals)
         resource, revision = snapshot.resource, None
+        if snapshot.build is not None:
+            await self.builds.keep(resource, snapshot.build, snapshot.records)
         if decision.outcome.plan is not None:
             persisted = await self.plans.persist(resource, snapshot.revisions, decision.outcome.plan)
             if isinstance(persisted, Verdict):

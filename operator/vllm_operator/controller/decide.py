@@ -65,12 +65,14 @@ class Decision:
 
 def decide(snapshot: Snapshot, catalog: KnownCatalog, crashes: KnownCrashes, settings: Settings) -> Decision:
     """Decide about one VLLMDeployment. `crashes` says which crashes mean that a volume is full."""
-    resource, cache = snapshot.resource, snapshot.resource.status.cache
+    resource, cache, known = snapshot.resource, snapshot.resource.status.cache, catalog.current
+    if snapshot.build is not None:
+        known = replace(known, versions=replace(known.versions, build=snapshot.build.table))
     make_plan = partial(
         plan,
         resource,
         snapshot.inventory,
-        catalog.current,
+        known,
         pinned=resource.pinned,
         files=snapshot.files,
         tools_image=settings.tools_image,

@@ -38,6 +38,7 @@ from vllm_operator.caches.claims import (
 )
 from vllm_operator.caches.context import is_primer
 from vllm_operator.caches.directories import read_leases
+from vllm_operator.controller.build_reader import BuildReader
 from vllm_operator.controller.inventory_reader import InventoryCache
 from vllm_operator.controller.log_follower import runs_to_follow
 from vllm_operator.controller.log_followers import CATCH_UP_SECONDS, Followers
@@ -56,8 +57,10 @@ from vllm_operator.planning.pinning import Standing, is_in_force
 from vllm_operator.planning.presets import missing_definition, missing_preset, with_preset
 from vllm_operator.planning.validation import ArtifactTrust, refuse_artifact
 from vllm_operator.pods.view import Phase, PodView, instance_of, read_pod
+from vllm_operator.rendering.image_reading import ImageReading, is_record_of
 from vllm_operator.rendering.revision import applied_revision, find_revision, is_recorded, is_revision_of
 from vllm_operator.status.bad_nodes import without_restarted
+from vllm_operator.status.knowledge import load_messages
 from vllm_operator.status.report import UNREADABLE_SECONDS, describe_invalid_spec
 
 HUB_SECONDS = 30.0
@@ -114,6 +117,10 @@ class Snapshot:
     wanted on a volume for one node."""
     serving: Plan | None = None
     """The plan of the live Deployment, if another one is measured against it before its rollout."""
+    build: ImageReading | None = None
+    """The build of vLLM in the image; None if the catalog knows it."""
+    records: tuple[Manifest, ...] = ()
+    """The ControllerRevisions about builds, likewise."""
     standing: Standing = Standing.NEW
     """Whether the GPU of the plan in force may be chosen again."""
 
@@ -154,6 +161,7 @@ class Observer:
     logs: Followers
     configs: ModelConfigs | None
     trust: ArtifactTrust
+    builds: BuildReader
     now: Callable[[], datetime]
 
     async def observe(self, key: Key) -> Snapshot | Pending | None:
@@ -184,6 +192,7 @@ class Observer:
             children=children,
             pods=pods,
             revisions=tuple(item for item in revisions if is_revision_of(resource, item)),
+            records=tuple(item for item in revisions if is_record_of(resource, item)),
             removals=removals,
         )
         planned = await self._with_planning_input(snapshot)
@@ -265,7 +274,12 @@ class Observer:
         snapshot = replace(snapshot, resource=resource, files=files, standing=standing)
         if (refusal := refuse_artifact(resource, self.trust)) is not None:
             return replace(snapshot, unplanned=not_accepted(refusal))
-        return snapshot
+        build = await self.builds.read(resource, self.catalog.current.versions, snapshot.records, snapshot.pods)
+        if build is not None and not build.is_over:
+            message = load_messages().say("image.reading", image=build.image, why=build.obstacle)
+            verdict = Verdict(ConditionStatus.FALSE, Reason.READING_IMAGE, message)
+            return replace(snapshot, build=build, unplanned=Outcome(VALID_SPEC, verdict, None))
+        return replace(snapshot, build=build)
 
     async def _with_preset(self, resource: VLLMDeployment) -> VLLMDeployment | Verdict:
         """Merge the preset that an object names into its spec, or return a verdict why that is not possible. Raises ClusterError."""

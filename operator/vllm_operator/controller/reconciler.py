@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from vllm_operator.api.conditions import Reason
 from vllm_operator.controller.act import Actor
 from vllm_operator.controller.apply import Applier
+from vllm_operator.controller.build_reader import BuildReader
 from vllm_operator.controller.decide import decide, promise_of
 from vllm_operator.controller.inventory_reader import InventoryCache
 from vllm_operator.controller.log_followers import Followers
@@ -62,6 +63,7 @@ class Reconciler:
         self.client, self.catalog, self.crashes, self.inventory = client, catalog, crashes, inventory
         self.logs, self.metrics, self.settings, self.now = logs, metrics, settings, now
         count = metrics.wrote
+        builds = BuildReader(client, settings.tools_image, count)
         plans, created = PlanStore(client, count=count), CreatedObjects(client, namespaces=settings.namespaces)
         self._observer = Observer(
             client=client,
@@ -72,11 +74,14 @@ class Reconciler:
             logs=logs,
             configs=configs,
             trust=ArtifactTrust(settings.artifact_repositories, settings.artifact_naming == "digest"),
+            builds=builds,
             now=now,
         )
         applier = Applier(client, count=count)
         optional = OptionalObjects(applier, created, integrations=settings.integrations, now=now)
-        self._actor = Actor(client=client, crashes=crashes, plans=plans, created=created, optional=optional, applier=applier, count=count)
+        self._actor = Actor(
+            client=client, crashes=crashes, plans=plans, builds=builds, created=created, optional=optional, applier=applier, count=count
+        )
         reader = ExplanationReader(client, now=now)
         self._reporter = Reporter(client=client, crashes=crashes, plans=plans, logs=logs, explanations=reader, metrics=metrics, now=now)
 

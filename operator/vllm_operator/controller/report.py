@@ -276,6 +276,7 @@ class Reporter:
             inventory=snapshot.inventory if isinstance(snapshot.inventory, Inventory) else None,
             room=decision.room,
             serving_plan=snapshot.serving,
+            build=snapshot.build,
             activity=replace(result.activity, claim_note=" ".join(notes) or None),
             draining=starts.draining,
             not_kept=tuple(applied.not_kept),

@@ -37,6 +37,7 @@ _BY_MESSAGE = (
     (conditions.READY, Reason.POD_REFUSED, "refused", "refused"),
     (conditions.PLAN_DRIFTED, Reason.ROLLED_BACK, "rollback", ""),
     (conditions.HUNG, Reason.ENGINE_HUNG, "hung", "hung"),
+    (conditions.READING_IMAGE, Reason.IMAGE_UNREADABLE, "image", ""),
 )
 """Conditions and reasons whose message alone identifies the occurrence; the name in the key, and the series."""
 
@@ -80,7 +81,8 @@ def _planning(observed: Observation, status: VLLMDeploymentStatus, logged: Backe
     if plan is None:
         now, before = _both(observed, status, conditions.READY)
         if now is not None and (before is None or (before.reason, previous.observed_generation) != (now.reason, generation)):
-            yield EventDraft(WARNING, now.reason, now.message, f"{now.reason}-{generation}")
+            type = NORMAL if now.reason == Reason.READING_IMAGE else WARNING
+            yield EventDraft(type, now.reason, now.message, f"{now.reason}-{generation}")
         return
     identity, pinned = _identify(plan), observed.resource.pinned
     is_new_spec = previous.observed_generation != generation  # the status reports it

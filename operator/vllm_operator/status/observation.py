@@ -38,6 +38,7 @@ from vllm_operator.logs.state import CacheEvidence, Crash, Stage, StartupState, 
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.placement.groups import ENGINES_FLAG
 from vllm_operator.pods.view import EventLog, Phase, PodView, killed_by_probe, place_of, refine, told_to_stop_at
+from vllm_operator.rendering.image_reading import ImageReading
 from vllm_operator.status.knowledge import SAYS_NOTHING, Knowledge, Messages, explain_end
 
 DEFAULT_STALL_SECONDS = 600
@@ -213,6 +214,7 @@ class Observation:
     room: Room | None = None  # GPUs for its Pods, if it avoids bad nodes; None if unknown, or if an autoscaler would add nodes
     activity: CacheActivity = NO_ACTIVITY
     serving_plan: Plan | None = None  # of the live Deployment, if another plan is measured against it
+    build: ImageReading | None = None  # the build of vLLM in the image; None if the catalog knows it
     not_kept: tuple[str, ...] = ()  # applied fields of the Pod template that the API server or a webhook dropped or changed
     lacks_kind: bool = False  # whether LeaderWorkerSet is not installed, which the plan needs
     apply_error: str | None = None  # why the API server refused a child at the last attempt

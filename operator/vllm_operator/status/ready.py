@@ -173,6 +173,17 @@ def hung(observed: Observation) -> Verdict | None:
     return Verdict(TRUE, Reason.ENGINE_HUNG, text)
 
 
+def reading_image(observed: Observation) -> Verdict | None:
+    """Judge ReadingImage: whether the build in the image is being read, or why it cannot be read; None if a plan uses its table."""
+    build, refusal = observed.build, observed.outcome.refusal
+    if build is None or build.table is not None:
+        return None
+    if build.failure:
+        text = observed.messages.fit("image.unreadable", shrink=("why",), why=build.failure, image=build.image)
+        return Verdict(TRUE, Reason.IMAGE_UNREADABLE, text)
+    return Verdict(TRUE, Reason.READING_IMAGE, refusal.message if refusal is not None else "")
+
+
 def crashed(
     observed: Observation, crashes: Crashes, remediation: RemediationStatus | None, avoided: list[AvoidedNode] | None = None
 ) -> Verdict | None:

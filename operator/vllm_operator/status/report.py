@@ -29,7 +29,7 @@ FREE_SECONDS = 5  # between looks at what is free while a Pod has no node: Pods 
 UNREADABLE_SECONDS = 3
 """Interval between attempts to list the nodes for a new plan while the API server fails."""
 _SIZED = (Reason.NO_MATCHING_GPU, Reason.DOES_NOT_FIT, Reason.MODEL_SIZE_UNKNOWN)
-_RETRIED = (*_SIZED, Reason.PERMISSION_MISSING, Reason.REVISION_REFUSED)
+_RETRIED = (*_SIZED, Reason.READING_IMAGE, Reason.PERMISSION_MISSING, Reason.REVISION_REFUSED)
 """Reasons for which there is no plan, and that may be resolved without a watch event."""
 REAPPLY_SECONDS, REAPPLY_LIMIT_SECONDS = 5.0, 30.0
 """Minimum and maximum interval between attempts to apply a refused object. A quota may be raised, or a webhook recover."""
@@ -88,6 +88,7 @@ def _status(
     verdicts = {
         conditions.CRASHED: ready.crashed(observed, crashes, reaction.remediation, avoided),
         conditions.HUNG: ready.hung(observed),
+        conditions.READING_IMAGE: ready.reading_image(observed),
         conditions.PLAN_DRIFTED: drifted,
         conditions.ROLLED_BACK: rolled_back(observed, rollback, failure),
         **ready.judge_parts(observed),
