@@ -8,6 +8,7 @@ import pytest
 
 from support import speeds
 from support.cluster import Cluster, Manifest, Simulator, the_pod
+from support.kubectl_vllm import kubectl_vllm
 from support.operator_process import OperatorProcess, has, llama
 from vllm_operator.api import reading
 from vllm_operator.api.labels import MEASURER, RUN_ANNOTATION
@@ -38,6 +39,10 @@ class Primer:
 
     async def measure(self, number: int, figures: dict[str, object]) -> str:
         """Wait for the Pod of a run, and end the container that measures; return the image of its engine."""
+        return reading.text(await self.run(str(number), figures), "image")
+
+    async def run(self, number: str, figures: dict[str, object]) -> Manifest:
+        """Wait for the Pod of a run, and end the container that measures; return the container of its engine."""
         name = await the_pod(self.cluster, selector=PRIMER, but=self._seen)
         self._seen.append(name)
         pod = await self.cluster.wait_for("Pod", name, has("Ready", "True"), within=60)
@@ -45,7 +50,7 @@ class Primer:
         ended = {"exitCode": 0, "reason": "Completed", "message": json.dumps({"result": "Measured", **figures})}
         statuses = [it | ({"state": {"terminated": ended}} if it["name"] == MEASURER else {}) for it in pod["status"]["containerStatuses"]]
         await self.cluster.patch("Pod", name, {"status": {"containerStatuses": statuses}}, subresource="status")
-        return reading.text(reading.named(pod, "vllm", "spec", "containers", key="name"), "image")
+        return dict(reading.named(pod, "vllm", "spec", "containers", key="name"))
 
 
 async def test_a_plan_that_is_as_good_is_rolled_out_although_the_operator_is_killed_after_each_run(
@@ -86,3 +91,45 @@ async def test_the_run_ends_with_its_object(served: Cluster, sim: Simulator, ope
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "Measuring"), within=60)
     await served.delete("VLLMDeployment", "llama")
     await served.wait_until_gone("Deployment", "llama.primer", within=60)
+
+
+async def race(cluster: Cluster, operator: OperatorProcess, *, rival: float, **backends: str) -> list[bool]:
+    """Two backends race while a replica serves, and the operator is killed after each run. Return which runs had another backend."""
+    await cluster.create(llama(cluster.namespace, backends={"maxCandidates": 2, **backends}, cache={"storage": "EmptyDir"}))
+    await cluster.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+    if not backends:
+        assert (await kubectl_vllm(cluster, "race", "llama"))[0] == 0
+    primer, chosen, others = Primer(cluster), random.Random(1), list[bool]()
+    for number in range(4 if rival > 1 else 3):
+        speed = rival if number % 2 else 1.0
+        engine = await primer.run(f"race-{number}", speeds.run(chosen, noise=0.01, speed=speed).to_json())
+        others.append("--attention-backend" in json.dumps(engine))
+        await operator.kill()
+        await operator.start()
+    await cluster.wait_until_gone("Deployment", "llama.primer", within=60)
+    return others
+
+
+async def test_the_fastest_backend_of_a_race_is_rolled_out_although_the_operator_is_killed_after_each_run(
+    served: Cluster, sim: Simulator, operator: OperatorProcess
+) -> None:
+    await sim.script(path="ok", pull="0", load="0")
+    assert await race(served, operator, rival=1.8, tuning="Measure") == [False, True, False, True]
+    await served.wait_for("VLLMDeployment", "llama", lambda found: "Attention FLASHINFER" in found["status"].get("plan", ""), within=60)
+    done = await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=60)
+    assert "FLASHINFER is the fastest. FLASHINFER: " in done["status"]["race"]
+    event = await served.wait_for_event("llama", "Raced")
+    assert "FLASHINFER is the fastest" in event["message"]
+    status, said = await kubectl_vllm(served, "race", "export")
+    assert (status, "backend: FLASHINFER" in said) == (0, True), said
+    deployment = await served.get("Deployment", "llama")
+    assert "--attention-backend" in json.dumps(deployment["spec"]["template"])
+
+
+async def test_a_race_on_request_within_the_noise_changes_nothing(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
+    await sim.script(path="ok", pull="0", load="0")
+    assert await race(served, operator, rival=1.0) == [False, True, False]
+    done = await served.wait_for("VLLMDeployment", "llama", lambda found: "nothing changes" in found["status"].get("race", ""), within=60)
+    assert has("Ready", "True")(done)
+    deployment = await served.get("Deployment", "llama")
+    assert "--attention-backend" not in json.dumps(deployment["spec"]["template"])

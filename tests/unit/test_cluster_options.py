@@ -23,7 +23,7 @@ from vllm_operator.kube.connection import context_namespace, load_configuration
 OFFLINE = {"fit", "catalog"}
 WITHOUT_NAMESPACE = {*OFFLINE, "gpus"}
 LISTS = {"top", "caches", "replan"}
-WITHOUT_OUTPUT = {"prime", "import", "rollback", "replan"}
+WITHOUT_OUTPUT = {"prime", "import", "rollback", "replan", "race"}
 
 
 def actions_of(name: str) -> dict[str, argparse.Action]:

@@ -19,6 +19,7 @@ from vllm_operator.api.plan import PlannedWeights
 from vllm_operator.api.resource import Metadata
 from vllm_operator.api.status import AvoidedNode, CrashStatus, RollbackStatus
 from vllm_operator.caches.context import HeldRollout
+from vllm_operator.caches.measurement import Entrant, RaceRecord
 from vllm_operator.catalog.entry import read_data
 from vllm_operator.inventory.pools import Taint
 from vllm_operator.logs.ranks import GroupDiagnosis, GroupStanding
@@ -33,6 +34,14 @@ from vllm_operator.text import wording
 DATA = read_data("messages.yaml")
 SOURCES = "\n".join(path.read_text() for path in Path(vllm_operator.__file__).parent.rglob("*.py"))
 NODE = AvoidedNode(name="gpu-1", boot_id="")
+RACE = RaceRecord(
+    key="1",
+    load="prompts",
+    optimize_for="Throughput",
+    when={},
+    started=o.NOW,
+    entrants=(Entrant(), Entrant(component="Attention", backend="FLASHINFER", failure="It broke.")),
+)
 FACTS: dict[str, Any] = {
     "pod": o.observe(o.crashed_pod()).pod_facts[0],
     "crash": CrashStatus(signature="SomeCrash", cause="It broke.", pod="vllm-a-x1", exit_code=1),
@@ -50,6 +59,8 @@ FACTS: dict[str, Any] = {
     "plan": o.plan(weights=PlannedWeights(size_bytes=2**37)),
     "metadata": Metadata(name="vllm-a", namespace="models"),
     "group": GroupFacts((), 2, 1, GroupDiagnosis(standing=GroupStanding.WAITING, rank=1, crash=o.DEEP_GEMM_CRASH, gives_up_at=o.NOW)),
+    "record": RACE,
+    "results": [(RACE.entrants[1], None)],
     "obstacle": Obstacle("gpu-1", 1, (Taint("a", "b", "NoSchedule"),)),
 }
 NUMBERS = (

@@ -73,8 +73,10 @@ FAILED_ANNOTATION = f"{GROUP}/failed"
 
 GATE_ANNOTATION = f"{GROUP}/gate"
 """On a ControllerRevision: what was measured before its rollout, as JSON (`caches.measurement`)."""
+RACE_ANNOTATION = f"{GROUP}/race"
+"""On a VLLMDeployment: each new value requests a race. On a ControllerRevision: the race of its plan, as JSON (`caches.race`)."""
 RUN_ANNOTATION = f"{GROUP}/run"
-"""On a Pod of a primer that measures: the ControllerRevision of the new plan and the number of the run."""
+"""On a Pod of a primer that measures: the ControllerRevision of the new plan, or of the plan that races, and the number of the run."""
 
 CLAIM_FIELD_MANAGER = "vllm-operator-cache"
 """Field manager of the records on a PersistentVolumeClaim, including one that the user created."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import Field
 
+from vllm_operator.api import labels as api_labels
 from vllm_operator.api import reading
 from vllm_operator.api.base import Model
 from vllm_operator.api.labels import API_VERSION, COMPONENT_LABEL, INSTANCE_LABEL, KIND, MANAGED_BY, MANAGED_BY_LABEL, NAME, NAME_LABEL
@@ -65,6 +66,12 @@ class VLLMDeployment(Model):
         if isinstance(parts.get("spec"), Mapping):  # the API server drops null, so that the default counts
             parts["spec"] = {name: value for name, value in parts["spec"].items() if value is not None}
         return cls.model_validate(parts)
+
+    @property
+    def may_race(self) -> bool:
+        """Whether the spec or an annotation asks for a race of its backends."""
+        is_tuned = self.spec.backends is not None and self.spec.backends.tuning == "Measure"
+        return self.rolled_back_to is None and (is_tuned or api_labels.RACE_ANNOTATION in self.metadata.annotations)
 
     def with_pinned(self, plan: Plan | None) -> "VLLMDeployment":
         """Return a copy of the object with this current plan."""

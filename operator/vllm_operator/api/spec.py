@@ -343,6 +343,11 @@ class BackendsSpec(Model):
         "Auto, or a communication backend for expert parallelism, for example deepep_low_latency. Default: Auto."
     )
     sampler: Backend | None = optional("Auto, FLASHINFER or NATIVE. Default: Auto.")
+    tuning: Literal["None", "Measure"] | None = optional(
+        "Measure: once for each model, GPU, version and workload, the backends that work are measured in turns in an additional Pod, with "
+        "the load of `rollout.workload`. If one is faster by more than the measurements vary, it is rolled out. Default: None."
+    )
+    max_candidates: int | None = optional("Maximum candidates of `tuning`, with the current plan. Default: 3.", ge=2, le=8)
 
 
 POD_TEMPLATE = open_objects(metadata="Labels and annotations of the Pods.", spec="Pod spec, as spec.template.spec of a Deployment.")

@@ -258,6 +258,7 @@ class VLLMDeploymentStatus(Model):
     # It changes as a whole. With one field owner per field, each write would cost the API server 50 % more.
     engine: EngineStatus | None = optional("What the log of the engine says about its plan.", MAP_ATOMIC)
     cache: CacheStatus | None = optional("Observed state of the caches.")
+    race: str | None = optional("The race of backends: its progress or its result, in words.", max_length=1024)
     startup: StartupStatus | None = optional("The start in progress.")
     last_crash: CrashStatus | None = optional("The last crash.")
     remediation: RemediationStatus | None = optional("Remedies and restarts for this spec.")

@@ -13,7 +13,7 @@ from vllm_operator.caches.claims import fit_claims, is_short_of_space, unowned_c
 from vllm_operator.caches.cleaning import CleaningNeed
 from vllm_operator.caches.context import CacheActivity, CacheContext
 from vllm_operator.caches.directories import Changes, digest_of_moved_tag, image_record, quarantine_record, usage_record, writable
-from vllm_operator.caches.gate import plan_gate, render_run
+from vllm_operator.caches.gate import plan_gate, render_gate_run
 from vllm_operator.caches.prefetching import JOB_RECHECK_SECONDS, NO_FETCHING, FetchingPlan, fetched_commit, plan_fetching
 from vllm_operator.caches.priming import PrimingDecision, apply_priming, decide_priming, held_replicas
 from vllm_operator.caches.rollout import RECHECK_SECONDS, most_replicas
@@ -81,8 +81,7 @@ def plan_cache_actions(
     )
     applied = apply_priming(fitted, priming, context, caches)
     if gate is not None and gate.run:
-        is_one_node = context.is_one_node or reading.is_one_node(context.weights_modes)
-        applied += [render_run(manifest, gate, context, beside_replicas=is_one_node) for manifest in fitted if is_workload(manifest)]
+        applied += [render_gate_run(manifest, gate, context) for manifest in fitted if is_workload(manifest)]
     return CacheActions(applied, writable(record), activity, need, publishing, fetching, held_replicas(priming, context))
 
 

@@ -16,7 +16,7 @@ from vllm_operator.api.status import ArtifactStatus
 from vllm_operator.caches.address import CacheAddress, cache_address, read_portability_settings
 from vllm_operator.caches.jobs import has_role
 from vllm_operator.caches.key import digest_of, key_with_image
-from vllm_operator.caches.measurement import GateRecord
+from vllm_operator.caches.measurement import GateRecord, RaceRecord
 from vllm_operator.inventory.pools import Room
 from vllm_operator.pods.view import Phase, PodView
 
@@ -121,6 +121,18 @@ class Gate:
     is_new: bool = True  # whether it runs the new plan
 
 
+@dataclass(frozen=True, slots=True)
+class Race:
+    """A race of backends. `record` is None if it has not begun, `holder` the ControllerRevision with the record."""
+
+    record: RaceRecord | None
+    holder: str
+    is_recorded: bool = True  # whether it has this record; if not, it is written before anything else happens
+    run: str = ""  # the run that is measured now
+    number: int = 0  # the entrant that runs
+    waits: Literal["", "unplanned", "drifted", "unsettled"] = ""  # why it does not begin or go on now
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheActivity:
     """Current activity of the caches of one VLLMDeployment. Parts that are None do not exist."""
@@ -131,6 +143,7 @@ class CacheActivity:
     held: bool = False  # whether the Deployment stays unchanged for now
     rollout: HeldRollout | None = None  # what the rollout waits for, if it would stop serving Pods
     gate: Gate | None = None  # the comparison before the rollout
+    race: Race | None = None  # the race of backends
     limit: int | None = None  # replicas for which the node of a volume has devices, if they are fewer than desired
     is_short: bool = False  # whether the volume of the weights is too small for them, so that no Pod starts
     until: datetime | None = None  # when the rollout continues without the primer, which waits for a GPU

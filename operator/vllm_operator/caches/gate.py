@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm_operator.api import reading
-from vllm_operator.api.labels import CONTAINER, GATE_ANNOTATION, MEASURER, RUN_ANNOTATION
+from vllm_operator.api.labels import CONTAINER, MEASURER, RUN_ANNOTATION
 from vllm_operator.api.operation import WorkloadSpec
 from vllm_operator.api.resource import template_spec
 from vllm_operator.caches.artifacts import readiness_request
@@ -58,7 +58,7 @@ def plan_gate(context: CacheContext) -> Gate | None:
     primers = (view for view in context.pods if is_primer(view))
     pods = [view for view in primers if reading.text(view.manifest, "metadata", "annotations", RUN_ANNOTATION) == run]
     for view in pods:
-        if (found := _read_run(view.manifest, is_new=is_new)) is not None:
+        if (found := read_run(view.manifest, is_new=is_new)) is not None:
             return Gate(record=_with_run(record, found, is_new=is_new), is_held=True, is_recorded=False, run=run, is_new=is_new)
     crashes = not is_new and any(view.phase is Phase.CRASHED and view.restarts >= MAX_RESTARTS for view in pods)
     if (obstacle := SEVERAL_NODES if context.plan.nodes else CURRENT_CRASHES if crashes else find_obstacle(context, pods)) is not None:
@@ -78,7 +78,7 @@ def in_words(load: Mapping[str, Any]) -> str:
     return f"prompts of {load['input_tokens']} tokens, answers of {load['output_tokens']}, {clients} clients, {load['seconds']} s each"
 
 
-def _read_run(pod: Mapping[str, Any], *, is_new: bool) -> Measurement | tuple[str, str] | None:
+def read_run(pod: Mapping[str, Any], *, is_new: bool) -> Measurement | tuple[str, str] | None:
     """Return the figures of a run, or how it ends the comparison (`failure` or `skipped`) and why; None while it is measured."""
     report = read_report(reading.named(pod, MEASURER, "status", "containerStatuses", key="name"))
     if report is None:
@@ -98,20 +98,21 @@ def _with_run(record: GateRecord, found: Measurement | tuple[str, str], *, is_ne
     return record.model_copy(update=runs)
 
 
-def gate_annotation(gate: Gate) -> dict[str, str]:
-    """Return the annotation of the ControllerRevision of the new plan."""
-    return {GATE_ANNOTATION: gate.record.model_dump_json(by_alias=True, exclude_defaults=True)}
-
-
-def render_run(manifest: Mapping[str, Any], gate: Gate, context: CacheContext, *, beside_replicas: bool) -> dict[str, Any]:
+def render_gate_run(manifest: Mapping[str, Any], gate: Gate, context: CacheContext) -> dict[str, Any]:
     """Render the primer of a run from the Deployment of the new plan: with its template, or with that of the current plan."""
     base = copy.deepcopy(dict(manifest))
     if not gate.is_new:
         base["spec"]["template"] = copy.deepcopy(dict(reading.mapping(context.deployment, "spec", "template")))
+    return render_run(base, gate.run, context)
+
+
+def render_run(base: Mapping[str, Any], run: str, context: CacheContext) -> dict[str, Any]:
+    """Render the primer of a run from the Deployment of the plan that is measured."""
+    beside_replicas = context.is_one_node or reading.is_one_node(context.weights_modes)
     engine = reading.named(template_spec(base), CONTAINER, "containers", key="name")
     primer = render_primer(base, beside_replicas=beside_replicas)
     template = primer["spec"]["template"]
-    annotations = {**(template["metadata"].get("annotations") or {}), RUN_ANNOTATION: gate.run}
+    annotations = {**(template["metadata"].get("annotations") or {}), RUN_ANNOTATION: run}
     template["metadata"] = {**template["metadata"], "annotations": annotations}
     spec = template["spec"]
     container = _measurer(context, spec, engine)

@@ -11,9 +11,12 @@ from math import sqrt
 from statistics import mean
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, AwareDatetime, Field
 
+from vllm_operator.api import reading
 from vllm_operator.api.base import Model
+from vllm_operator.api.labels import RACE_ANNOTATION
+from vllm_operator.api.spec import OptimizeFor
 
 MIN_PAIRS, MAX_PAIRS = 2, 4
 """Minimum and maximum number of runs of each plan."""
@@ -24,9 +27,14 @@ START_LIMIT, MIN_START_SECONDS = 0.5, 15.0
 ANSWERS_LIMIT = 0.4
 """Part of the answers. Other kernels round differently, so some greedy answers change after some words; wrong kernels change all."""
 VARIATION_FACTOR = 3.0
+MIN_GAIN, MAX_ENTRANTS = 0.08, 8
+"""Minimum gain of the winner of a race, for which all replicas are replaced. Equal backends do not seem to differ by more."""
 MAX_RUNS_TEXT = 32_768
+RATE, KV_TOKENS, ANSWERS = "tokens per second", "tokens in the KV cache", "part of greedy answers that agrees"
+"""Names of figures; of the first, the beginning."""
 Amount = Annotated[float, Field(ge=0, lt=10**12), AfterValidator(lambda value: max(value, 1e-6))]
 """A figure. None is zero, because others are divided by it."""
+Name = Annotated[str, Field(max_length=128)]
 Why = Annotated[str, AfterValidator(lambda text: text[:600])]
 
 
@@ -97,14 +105,14 @@ def compare(before: Sequence[Measurement], after: Sequence[Measurement]) -> list
         if not old or not new:
             continue
         said = f"with {clients} {'client' if clients == 1 else 'clients'}"
-        figures.append(_figure(f"tokens per second {said}", [it.rate for it in old], [it.rate for it in new], LIMIT, is_gain=True))
+        figures.append(_figure(f"{RATE} {said}", [it.rate for it in old], [it.rate for it in new], LIMIT, is_gain=True))
         figures.append(_figure(f"ms per token {said}", [it.token_ms for it in old], [it.token_ms for it in new], LIMIT))
         first = _figure(
             f"ms until the first token {said}", [it.first_token_ms for it in old], [it.first_token_ms for it in new], FIRST_TOKEN_LIMIT
         )
         figures.append(replace(first, is_relevant=abs(first.after - first.before) >= MIN_FIRST_TOKEN_MS))
     if (old_size := _kv_tokens(before)) and (new_size := _kv_tokens(after)):
-        figures.append(_figure("tokens in the KV cache", old_size, new_size, LIMIT, is_gain=True))
+        figures.append(_figure(KV_TOKENS, old_size, new_size, LIMIT, is_gain=True))
     # The first run of a plan may have compiled, so the fastest start counts.
     start = _figure("seconds to start", [min(it.start_seconds for it in before)], [min(it.start_seconds for it in after)], START_LIMIT)
     figures.append(replace(start, is_relevant=start.after - start.before >= MIN_START_SECONDS))
@@ -138,7 +146,7 @@ def _variation(values: Sequence[float]) -> float:
 def _answers(before: Sequence[Measurement], after: Sequence[Measurement]) -> Figure:
     same: list[float] = [_agreement(one, other) for index, one in enumerate(before) for other in before[index + 1 :]]
     old, new = mean(same or [1.0]), mean(_agreement(one, other) for one in before for other in after)
-    return Figure("part of greedy answers that agrees", old, new, old - new, 0.0, ANSWERS_LIMIT)
+    return Figure(ANSWERS, old, new, old - new, 0.0, ANSWERS_LIMIT)
 
 
 def _agreement(one: Measurement, other: Measurement) -> float:
@@ -180,5 +188,96 @@ def read_record(text: str) -> GateRecord | None:
         return None
     try:
         return GateRecord.model_validate_json(text)
+    except ValueError:
+        return None
+
+
+class Entrant(Model):
+    """A backend of one component (None: those of the plan in force), its runs, and why it is out, if it is."""
+
+    component: Name | None = None
+    backend: Name = ""
+    runs: Annotated[tuple[Measurement, ...], Field(max_length=MAX_PAIRS)] = ()
+    failure: Why = ""
+
+
+class RaceRecord(Model):
+    """A race of backends: what it is about (`key`, and `when` as in a rule), the request (`token`), the entrants, and why it ended early.
+
+    The first entrant is the plan in force. Each entrant runs once, the plan in force once more, and then it and the fastest other in turns
+    until the variation of their own runs cannot explain the difference. The fastest other wins if it is faster by more than that.
+    """
+
+    key: Name
+    token: Name = ""
+    load: str
+    optimize_for: OptimizeFor
+    when: dict[str, Any]
+    started: AwareDatetime
+    entrants: Annotated[tuple[Entrant, ...], Field(min_length=1, max_length=MAX_ENTRANTS)]
+    skipped: Why = ""
+
+    @property
+    def next(self) -> int | None:
+        """The entrant to run next; None if the race is over."""
+        first, unmeasured = self.entrants[0], (number for number, it in enumerate(self.entrants) if not it.runs and not it.failure)
+        if self.skipped or (number := next(unmeasured, None)) is not None:
+            return None if self.skipped else number
+        if (best := self.best) is None or (gain := self.gain(best)) is None or len(first.runs) < 2:
+            return None if best is None else 0
+        lead, noise = -gain.loss, VARIATION_FACTOR * gain.variation
+        is_certain = lead + noise <= MIN_GAIN or (len(best.runs) > 1 and lead - noise > MIN_GAIN)
+        if is_certain or len(best.runs) == len(first.runs) == MAX_PAIRS:
+            return None
+        return self.entrants.index(best) if len(best.runs) < len(first.runs) else 0
+
+    @property
+    def best(self) -> Entrant | None:
+        """The fastest entrant besides the first, among those with right answers; None without one."""
+        gains = ((gain.after, entrant) for entrant in self.entrants[1:] if (gain := self.gain(entrant)) is not None)
+        return max(gains, key=lambda each: each[0], default=(0.0, None))[1]
+
+    @property
+    def winner(self) -> Entrant | None:
+        """The entrant that is faster than the plan in force by more than the variation; None without one, or before the end."""
+        best = self.best if self.next is None and not self.skipped else None
+        gain = self.gain(best) if best is not None else None
+        return best if gain is not None and -gain.loss > max(MIN_GAIN, VARIATION_FACTOR * gain.variation) else None
+
+    def gain(self, entrant: Entrant) -> Figure | None:
+        """Compare the throughput of an entrant with that of the first one; None if it is out, not measured, or wrong."""
+        before, after = self.entrants[0].runs, entrant.runs
+        figures = compare(before, after) if before and after and not entrant.failure else []
+        rates = [figure for figure in figures if figure.name.startswith(RATE)]  # in the order of the numbers of clients
+        if not rates or any(figure.is_worse for figure in figures if figure.name in (KV_TOKENS, ANSWERS)):
+            return None
+        return rates[0 if self.optimize_for == "Latency" else -1]
+
+    def after(self, found: Measurement | tuple[str, str]) -> "RaceRecord":
+        """Return the record with the result of the next run: figures, or how it ends (`failure` or `skipped`) and why."""
+        number = self.next or 0
+        entrant = self.entrants[number]
+        if isinstance(found, Measurement):
+            entrant = entrant.model_copy(update={"runs": (*entrant.runs, found)})
+        elif found[0] == "skipped" or number == 0:
+            return self.model_copy(update={"skipped": found[1]})
+        else:
+            entrant = entrant.model_copy(update={"failure": found[1]})
+        return self.model_copy(update={"entrants": (*self.entrants[:number], entrant, *self.entrants[number + 1 :])})
+
+    def to_rule(self, entrant: Entrant) -> dict[str, Any]:
+        """Return the rule that chooses an entrant where the race was held, in the form of the administrator's rules."""
+        gain = self.gain(entrant)
+        said = f"{gain.after / gain.before:.2f} times the default, {gain.after:,.0f} {gain.name}" if gain is not None else "it races"
+        chosen = {"component": entrant.component, "kind": "choice", "when": self.when, "backend": entrant.backend}
+        source = f"race of {self.started:%Y-%m-%d}, {self.load}"
+        return {"id": f"race-{self.key}", **chosen, "because": f"Measured: {said}.", "source": source}
+
+
+def read_race(revision: Mapping[str, Any] | None) -> RaceRecord | None:
+    """Read the race from the annotation of a ControllerRevision; None if it has none that can be read."""
+    written = reading.text(revision, "metadata", "annotations", RACE_ANNOTATION)
+    try:
+        return RaceRecord.model_validate_json(written) if 0 < len(written) <= MAX_RUNS_TEXT else None
     except ValueError:
         return None

@@ -11,7 +11,7 @@ from vllm_operator.catalog.entry import data_digest, load_file
 from vllm_operator.catalog.gpus import GPUs, Images, InstanceType, load_gpus
 from vllm_operator.catalog.memory import MemoryFacts, load_memory
 from vllm_operator.catalog.models import KnownShapes, Models, load_shapes
-from vllm_operator.catalog.rules import Rules, load_rules
+from vllm_operator.catalog.rules import Rule, Rules, load_rules
 from vllm_operator.catalog.versions import Versions, load_versions
 
 
@@ -21,6 +21,7 @@ class Catalog:
 
     `version` is the version of the package with a digest of the data, and another digest of the rules of the cluster's administrator:
     equal versions make equal decisions. `custom_rules` are these rules by id, as written. `instance_types` are also the administrator's.
+    `measured` are the rules of races of one VLLMDeployment, the newest first; None if its backends may not race.
     """
 
     version: str
@@ -35,6 +36,7 @@ class Catalog:
     priming: tuple[PrimingRule, ...] = ()
     custom_rules: Mapping[str, Any] = field(default_factory=dict)
     instance_types: tuple[InstanceType, ...] = ()
+    measured: tuple[Rule, ...] | None = None
 
 
 @cache

@@ -6,7 +6,7 @@ rules of the same kind, component and priority may not both apply unless they ag
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache, lru_cache
@@ -87,6 +87,10 @@ class Rule(Entry):
             if sum(len(key) + len(value or "") for key, value in settings.items()) > SETTINGS_LENGTH:
                 raise ValueError(f"{name} must be at most {SETTINGS_LENGTH} characters long in total")
         return self
+
+
+Rivals = tuple[Mapping[str, Any], Sequence[tuple[str, str]]]
+"""Backends that work in addition to the chosen ones, by component, after the condition of a rule under which they do."""
 
 
 @dataclass(frozen=True, slots=True)

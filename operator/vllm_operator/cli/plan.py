@@ -18,6 +18,7 @@ from vllm_operator.api.plan import ModelFact, NodeRequirement, Plan
 from vllm_operator.api.reading import Manifest
 from vllm_operator.api.resource import VLLMDeployment, is_workload, template_spec
 from vllm_operator.api.spec import PRESET_PLURALS
+from vllm_operator.caches.race import with_results
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.cli import documents
 from vllm_operator.cli.inputs import STANDARD_INPUT, InputError, invalid, print_as
@@ -73,6 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     image = None if arguments.version_table else image_to_read(resource, catalog.versions)
     if image is not None and (record := find_record(resource, image, found.objects)) is not None:
         catalog = replace(catalog, versions=replace(catalog.versions, build=read_record(image, record).table))
+    catalog = with_results(catalog, resource, revisions_of(resource, found.objects))
     inventory = _inventory(resource, found, catalog)
     if isinstance(merged, Verdict):
         outcome = Outcome(VALID_SPEC, merged, None)

@@ -1,28 +1,34 @@
-"""`kubectl vllm prime` and `replan`: request something of the operator with an annotation, and wait until it is done.
+"""`kubectl vllm prime`, `replan` and `race`: request something of the operator with an annotation, and wait until it is done.
 
 `prime` fills the caches of a VLLMDeployment before it serves. Its annotation has the current cache key, which is without effect for another
 key. Exit status: 0 filled, 1 not filled in time or no shared caches, 2 the cluster or the object cannot be read.
 
 `replan` requests new plans for VLLMDeployments, all at once or in waves. Exit status: 0 requested, and with `--wave` all serve; 1 one does
 not serve, so the rest was not requested; 2 invalid input.
+
+`race` requests races of backends; `race export` prints the winners as rules. Exit status: 0, or 2 if an object cannot be read.
 """
 
 import argparse
 import asyncio
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
+
+import yaml
 
 from vllm_operator.api.conditions import CACHE_PUBLISHED, CRASHED, PLAN_DRIFTED, READY, REFUSALS, STALLED, Reason
-from vllm_operator.api.labels import KIND, PRIME_ANNOTATION, REPLAN_ANNOTATION
+from vllm_operator.api.labels import KIND, PRIME_ANNOTATION, RACE_ANNOTATION, REPLAN_ANNOTATION
 from vllm_operator.api.reading import Manifest, mapping, named, text
 from vllm_operator.api.status import FILLED
 from vllm_operator.caches.address import reported_cache_claim
+from vllm_operator.caches.measurement import read_race
 from vllm_operator.cli.inputs import InputError
 from vllm_operator.cli.live import annotate, described, namespace_of, scope_of, with_client
 from vllm_operator.cli.terminal import wrap
-from vllm_operator.kube.client import VLLM_DEPLOYMENT, ClusterClient, Unavailable
+from vllm_operator.kube.client import REVISION, VLLM_DEPLOYMENT, ClusterClient, Unavailable, selector_of
 from vllm_operator.text.wording import count
 
 DONE_STATUS, NOT_DONE_STATUS = 0, 1
@@ -173,3 +179,25 @@ def judge(before: Manifest, now: Manifest, token: str) -> bool | None:
 
 def _name(resource: Manifest) -> str:
     return f"{text(resource, 'metadata', 'namespace')}/{text(resource, 'metadata', 'name')}"
+
+
+def run_race(arguments: argparse.Namespace) -> int:
+    """Request a race, or print the winners of races as rules."""
+
+    async def use(client: ClusterClient) -> None:
+        if arguments.name == "export":
+            rules = export_rules(await client.find(REVISION, namespace_of(arguments), labels=selector_of(REVISION)))
+            return print(yaml.safe_dump(rules, sort_keys=False, width=140) if rules else "# No race has a winner.")
+        resource = await client.get(VLLM_DEPLOYMENT, arguments.name, namespace_of(arguments))
+        await annotate(client, resource, RACE_ANNOTATION, str(int(time.time())))
+        return print(f"A race of its backends is requested. Its progress: kubectl vllm status {arguments.name}")
+
+    with_client(arguments, described(arguments), use)
+    return 0
+
+
+def export_rules(revisions: Iterable[Manifest]) -> list[dict[str, Any]]:
+    """Return the winners of the races in these ControllerRevisions as rules of an administrator. The newest of equal races counts."""
+    records = sorted(filter(None, map(read_race, revisions)), key=lambda record: record.started)
+    winners = {record.key: record.to_rule(winner) for record in records if (winner := record.winner) is not None}
+    return list(winners.values())

@@ -161,6 +161,8 @@ class _StatusPage:
         others = f", {count(existing, 'Pod')} in total" if existing is not None and existing != wanted else ""
         self._add("Replicas", f"{ready} of {wanted} ready{others}")
         self._add_caches()
+        if race := text(self.status, "race"):
+            self._add("Race", race)
         if not is_crashed and (signature := text(self.last, "signature")):
             self._add("Last crash", f"{signature}{self._since_crash()}. {text(self.last, 'cause')}".rstrip(), Style.DIM)
         for part in WHILE_ASKED:

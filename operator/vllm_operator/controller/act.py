@@ -14,13 +14,12 @@ from datetime import datetime
 
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import VALID_SPEC, Verdict
-from vllm_operator.api.labels import CLAIM_FIELD_MANAGER, UNUSED_ANNOTATION
+from vllm_operator.api.labels import CLAIM_FIELD_MANAGER, GATE_ANNOTATION, RACE_ANNOTATION, UNUSED_ANNOTATION
 from vllm_operator.caches import cleaning
 from vllm_operator.caches.claims import Removal, find_orphans, find_other_owners, used_again
 from vllm_operator.caches.cleaning import CleaningNeed
 from vllm_operator.caches.context import CacheActivity, CacheContext, Cleaning, CleaningState, Fetching, Publication
 from vllm_operator.caches.directories import Changes
-from vllm_operator.caches.gate import gate_annotation
 from vllm_operator.caches.prefetching import FetchingPlan, is_outdated
 from vllm_operator.controller.apply import Applied, Applier, annotate
 from vllm_operator.controller.build_reader import BuildReader
@@ -98,7 +97,11 @@ class Actor:
         result = ActionResult(decision=decision, activity=decision.actions.activity, claims=dict(snapshot.claims), revision=revision)
         gate, live = decision.actions.activity.gate, find_revision(snapshot.revisions, revision)
         if gate is not None and not gate.is_recorded and live is not None:
-            await self.plans.annotate(live, gate_annotation(gate))
+            await self.plans.annotate(live, {GATE_ANNOTATION: gate.record.model_dump_json(by_alias=True, exclude_defaults=True)})
+        race = decision.actions.activity.race
+        held_for = find_revision(snapshot.revisions, race.holder) if race is not None and not race.is_recorded else None
+        if race is not None and race.record is not None and held_for is not None:
+            await self.plans.annotate(held_for, {RACE_ANNOTATION: race.record.model_dump_json(by_alias=True, exclude_defaults=True)})
         if decision.context is not None:
             recorded = {name: await self._write_record(resource.metadata.uid, name, result) for name in decision.records}
             await self._run_jobs(snapshot.manifest, decision.context, result, is_recorded=recorded.get(decision.claim_name or "", True))
@@ -114,7 +117,12 @@ class Actor:
             result.exposure = await self.optional.expose(resource, snapshot.manifest, has_groups=has_groups)
             result.scaling = await self.optional.scale(resource, snapshot.manifest, has_groups=has_groups)
             if revision is not None:
-                in_use = {revision, applied_revision(snapshot.deployment), resource.status.revision or ""}
+                in_use = {
+                    revision,
+                    applied_revision(snapshot.deployment),
+                    resource.status.revision or "",
+                    race.holder if race is not None else "",
+                }
                 in_use |= {name for names in rollbacks_to_try(resource) for name in names}
                 await self.plans.prune(snapshot.revisions, in_use)
         except ClusterError as error:

@@ -13,12 +13,14 @@ from vllm_operator.api.conditions import Verdict
 from vllm_operator.api.labels import GATE_ANNOTATION
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import is_of_groups, is_workload, rolls, template_spec
-from vllm_operator.caches.actions import CacheActions, plan_cache_actions
+from vllm_operator.caches.actions import GATE_RECHECK_SECONDS, RECORDED_SECONDS, CacheActions, plan_cache_actions
 from vllm_operator.caches.address import cache_address, weights_claim
 from vllm_operator.caches.claims import claims_of_others, read_users, usage_by, used_again
-from vllm_operator.caches.context import NO_ACTIVITY, CacheContext
+from vllm_operator.caches.context import NO_ACTIVITY, CacheContext, Race, is_replica
 from vllm_operator.caches.directories import Changes, next_cache_generation, other_directory, read_lease
+from vllm_operator.caches.gate import render_run
 from vllm_operator.caches.prefetching import fetched_commit, needs_gpu_nodes, with_commit
+from vllm_operator.caches.race import follows, plan_race, with_entrant, with_results
 from vllm_operator.caches.rollout import find_hold
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.controller.observe import Snapshot
@@ -68,11 +70,12 @@ def decide(snapshot: Snapshot, catalog: KnownCatalog, crashes: KnownCrashes, set
     resource, cache, known = snapshot.resource, snapshot.resource.status.cache, catalog.current
     if snapshot.build is not None:
         known = replace(known, versions=replace(known.versions, build=snapshot.build.table))
+    known = with_results(known, resource, snapshot.revisions)
     make_plan = partial(
         plan,
         resource,
         snapshot.inventory,
-        known,
+        catalog=known,
         pinned=resource.pinned,
         files=snapshot.files,
         tools_image=settings.tools_image,
@@ -85,6 +88,7 @@ def decide(snapshot: Snapshot, catalog: KnownCatalog, crashes: KnownCrashes, set
     context = _with_room(snapshot, context, catalog.current)
     shipped, full = catalog.shipped, crashes.reporting.cleaning
     actions = plan_cache_actions(context, manifests, shipped.priming, shipped.caches, full=full)
+    actions = _with_race(snapshot, outcome, context, actions, lambda *of: make_plan(catalog=with_entrant(known, *of)), settings)
     others = claims_of_others(template_spec(context.desired), resource.metadata.name)
     lenders = {name: lender for name, lender in others.items() if name in snapshot.claim_users}
     return Decision(
@@ -205,6 +209,30 @@ def _with_room(snapshot: Snapshot, context: CacheContext, catalog: Catalog) -> C
     return replace(context, hold=find_hold(context))
 
 
+def _with_race(
+    snapshot: Snapshot, outcome: Outcome, context: CacheContext, actions: CacheActions, plan_as: Callable[..., Outcome], settings: Settings
+) -> CacheActions:
+    """Add the race of backends, and the primer of its run. `plan_as` plans with an entrant of a record."""
+    activity, current = actions.activity, revision_name(context.resource, context.plan)
+    is_busy = bool(context.revision) or activity.held or activity.is_priming or not context.resource.spec.replicas
+    is_settled = not is_busy and snapshot.deployment is not None and _is_complete(snapshot.deployment)
+    rivals, is_drifted = outcome.today.rivals if outcome.today is not None else None, bool(outcome.drift)
+    race = plan_race(context, snapshot.revisions, current, rivals, is_settled=is_settled, is_drifted=is_drifted)
+    if race is None:
+        return actions
+    applied = list(actions.manifests)
+    if race.run and race.record is not None:
+        entrant = race.record.entrants[race.number]
+        made = (plan_as(race.record, entrant).today or outcome).plan if race.number else context.plan
+        if made is not None and (follows(made, entrant) or not race.number):
+            applied.append(render_run(_render(snapshot, made, settings)[0].desired, race.run, context))
+        else:
+            race = Race(race.record.after(("failure", "no plan has it.")), race.holder, is_recorded=False)
+    seconds = activity.recheck_seconds, RECORDED_SECONDS if not race.is_recorded else GATE_RECHECK_SECONDS if race.run else None
+    recheck = min(filter(None, seconds), default=None)
+    return replace(actions, manifests=applied, activity=replace(activity, race=race, recheck_seconds=recheck))
+
+
 def _find_room(context: CacheContext, inventory: Inventory | Verdict, catalog: Catalog) -> Room | None:
     if isinstance(inventory, Verdict):
         return None
@@ -236,13 +264,16 @@ def _keep(snapshot: Snapshot, actions: CacheActions) -> tuple[Manifest, ...]:
     desired = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in actions.manifests}
     rest = [child for child in snapshot.children if (child["kind"], child["metadata"]["name"]) not in desired]
     templates = [child for child in rest if child["kind"] == CLAIM_TEMPLATE.kind]
+    race, replicas = actions.activity.race, (pod for pod in snapshot.pods if is_replica(pod))
+    if race is not None and race.waits and race.record is not None and not any(pod.phase is Phase.UNSCHEDULABLE for pod in replicas):
+        templates += [child for child in rest if child is snapshot.primer]  # its run is not repeated
     if actions.activity.held:
         return tuple(child for child in rest if child is snapshot.deployment or child in templates)
     if not all(_is_complete(child) for child in snapshot.children if is_workload(child)):
         return tuple(templates)
     pods = [pod.manifest for pod in snapshot.pods if not is_over(pod.manifest)]
     used = {reading.text(it, "resourceClaimTemplateName") for pod in pods for it in reading.objects(pod, "spec", "resourceClaims")}
-    return tuple(child for child in templates if child["metadata"]["name"] in used)
+    return tuple(child for child in templates if child is snapshot.primer or child["metadata"]["name"] in used)
 
 
 def _is_complete(deployment: Manifest) -> bool:

@@ -38,6 +38,7 @@ from vllm_operator.caches.claims import (
 )
 from vllm_operator.caches.context import is_primer
 from vllm_operator.caches.directories import read_leases
+from vllm_operator.caches.race import is_won
 from vllm_operator.controller.build_reader import BuildReader
 from vllm_operator.controller.inventory_reader import InventoryCache
 from vllm_operator.controller.log_follower import runs_to_follow
@@ -263,6 +264,8 @@ class Observer:
         if isinstance(resource, Verdict):
             return replace(snapshot, unplanned=Outcome(VALID_SPEC, resource, None))
         revision = find_revision(snapshot.revisions, resource.status.revision)
+        if resource.pinned is not None and is_won(resource, revision):
+            resource = resource.with_pinned(resource.pinned.model_copy(update={"observed_generation": None, "spec_digest": None}))
         standing = pinning.standing_of(resource, snapshot.pods, ran=is_recorded(revision, RAN_ANNOTATION))
         progress = reading.named(snapshot.deployment, "Progressing", "status", "conditions").get("reason")
         served = is_recorded(revision, SERVED_ANNOTATION) or resource.status.ready_replicas or progress == "NewReplicaSetAvailable"

@@ -10,6 +10,7 @@ from typing import Any
 from vllm_operator.api.conditions import FALSE, TRUE, Reason, Verdict
 from vllm_operator.api.plan import Plan, PlannedPreset
 from vllm_operator.catalog.gpus import GPUs
+from vllm_operator.catalog.rules import Rivals
 from vllm_operator.text.wording import count, few
 
 
@@ -30,7 +31,7 @@ class FreeGPUs:
 class Outcome:
     """`plan` is None unless `accepted` and `planned` are True. For the current plan, `today` is a new one, and `drift` the differences.
 
-    `free` is known for a current plan whose Pods have no node.
+    `free` is known for a current plan whose Pods have no node, `rivals` if the backends may race.
     """
 
     accepted: Verdict
@@ -39,6 +40,7 @@ class Outcome:
     drift: tuple[str, ...] = ()
     today: "Outcome | None" = None
     free: FreeGPUs | None = None
+    rivals: Rivals | None = None
 
     @property
     def refusal(self) -> Verdict | None:

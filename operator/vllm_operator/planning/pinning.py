@@ -39,6 +39,7 @@ PENDING_SECONDS = 5.0
 """Maximum age in seconds of the inventory while no GPU matches or a Pod waits for a node."""
 UNPLANNED = ("replicas", "autoscaling", "networkPolicy", "gateway")
 """Fields of the spec that no plan depends on. Of `rollout`, only `drainSeconds` is part of a plan (`planned_fields`)."""
+_OF_RACES = ("tuning", "maxCandidates")
 _INSTEAD = " instead of "
 _FREE_TEXTS = ("engine.env", "engine.extraArgs", "podTemplate")
 """Fields with values under names that users choose, such as passwords in variables: no message has the values."""
@@ -112,6 +113,9 @@ def planned_generation(resource: VLLMDeployment) -> int:
 def planned_fields(spec: VLLMDeploymentSpec) -> dict[str, Any]:
     """Return the fields of the spec that plans depend on, as JSON. Of the rollout, that is only how long Pods drain."""
     fields = {name: value for name, value in spec.to_json().items() if name not in UNPLANNED}
+    if any(name in _OF_RACES for name in fields.get("backends", ())):
+        backends = {name: value for name, value in fields.pop("backends").items() if name not in _OF_RACES}
+        fields |= {"backends": backends} if backends else {}
     drain = fields.pop("rollout", {}).get("drainSeconds")
     return fields if drain is None else {**fields, "rollout": {"drainSeconds": drain}}
 

@@ -212,7 +212,7 @@ class _FreshPlan:
     def _made(self, choice: _Choice, chosen_again: str | None = None) -> Outcome:
         made = self._assemble(choice).model_copy(update={"chosen_again": chosen_again})
         reason = Reason.PLANNED if made.architecture else Reason.GPU_UNKNOWN
-        return Outcome(VALID_SPEC, Verdict(TRUE, reason, summarize(made, self.catalog.gpus)), made)
+        return Outcome(VALID_SPEC, Verdict(TRUE, reason, summarize(made, self.catalog.gpus)), made, rivals=choice[2].rivals)
 
     def _premises(self) -> _Premises | Verdict:
         spec = self.resource.spec
@@ -377,6 +377,7 @@ class _FreshPlan:
 
     def _decide(self, premises: _Premises, target: Candidate) -> BackendDecision:
         spec, version, parallel = self.resource.spec, premises.version, premises.shape.parallel
+        known, forced = self.catalog, self._allows_unsupported
         sizes: dict[str, object] = {"tensor": parallel.tensor, "pipeline": parallel.pipeline, "data": parallel.data}
         if parallel.expert:
             sizes["expert"] = "Enabled"
@@ -387,7 +388,7 @@ class _FreshPlan:
         )
         model = model_facts.model_name(spec.model).rpartition("/")[2][: explanations.MODEL_NAME_LIMIT] or "The model"
         return choose_backends(
-            version, rule_input, self.catalog.rules, spec.backends, model=model, allow_unsupported=self._allows_unsupported
+            version, rule_input, known.rules, spec.backends, model=model, allow_unsupported=forced, measured=known.measured
         )
 
     def _assemble(self, choice: _Choice) -> Plan:

@@ -53,6 +53,7 @@ def draft_events(observed: Observation, status: VLLMDeploymentStatus, crashes: C
         *_changed_messages(observed, status),
         *_stuck(observed, status),
         *_measured(observed),
+        *_raced(observed, status),
         *_parts(observed, status),
         *_crash(observed, crashes),
         *_caches(observed, status),
@@ -144,6 +145,13 @@ def _measured(observed: Observation) -> Iterator[EventDraft]:
         figures = [figure.text for figure in record.figures]
         text = observed.messages.say("event.measured", skipped=record.skipped, figures=figures, load=record.load)
         yield EventDraft(WARNING if record.skipped else NORMAL, "Measured", text, f"measured-{observed.revision}")
+
+
+def _raced(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
+    record = observed.activity.race.record if observed.activity.race is not None else None
+    if record is not None and record.next is None and status.race is not None and status.race != observed.previous.race:
+        type = WARNING if record.skipped else NORMAL
+        yield EventDraft(type, "Raced", status.race, f"raced-{record.key}-{reading.stamp(record.started)}")
 
 
 def _parts(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:

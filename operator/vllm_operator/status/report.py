@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from vllm_operator.api import conditions, reading
 from vllm_operator.api.conditions import FALSE, READY, TRUE, UNKNOWN, EventDraft, Reason, Verdict
 from vllm_operator.api.status import StartupStatus, VLLMDeploymentStatus
+from vllm_operator.pods.view import Phase
 from vllm_operator.status import bad_nodes, caches, claims, planned, progressing, ready, startup
 from vllm_operator.status.crashes import Crashes, counts_as_crash_at, find_crashes, shorten
 from vllm_operator.status.events import draft_events
@@ -113,12 +114,22 @@ def _status(
         conditions=conditions.set_conditions(previous.conditions, judged, generation=generation, now=now),
         **about_plan,
         cache=caches.with_message(cached, cache_verdict, judged[READY]),
+        race=_race(observed, block),
         startup=block,
         last_crash=last_crash,
         remediation=remediation,
         rollback=rollback,
         avoided_nodes=avoided,
     )
+
+
+def _race(observed: Observation, block: StartupStatus | None) -> str | None:
+    if (race := observed.activity.race) is None:
+        return observed.previous.race if observed.resource.may_race else None
+    primers = (view for view in observed.primer_facts if race.run and view.phase not in (Phase.READY, Phase.TERMINATING))
+    starts = [progressing.pod_text(observed, view, block) for view in primers]
+    results = [(entrant, race.record.gain(entrant)) for entrant in race.record.entrants[1:]] if race.record is not None else []
+    return observed.messages.say("race", limit=1000, record=race.record, results=results, waits=race.waits, text=" ".join(starts))
 
 
 def _selector(observed: Observation) -> str | None:

@@ -18,7 +18,7 @@ from vllm_operator.api.spec import Attention, BackendsSpec, Distribution, Quanti
 from vllm_operator.catalog.backends import Invocation, Kernel, Selection, Selectors, Setting, canonical, load_questions, nearest
 from vllm_operator.catalog.notes import Note, Severity, note, say
 from vllm_operator.catalog.rule_matching import AUTOMATIC, KV_CACHE_FLAG, Component, RuleInput
-from vllm_operator.catalog.rules import Rule, RuleKind, Rules, RulesOfVersion
+from vllm_operator.catalog.rules import Rivals, Rule, RuleKind, Rules, RulesOfVersion
 from vllm_operator.catalog.versions import VersionTable
 from vllm_operator.planning.engine.image import ALLOW_ANYWAY, ResolvedVersion
 from vllm_operator.planning.engine.rule_input import (
@@ -26,6 +26,7 @@ from vllm_operator.planning.engine.rule_input import (
     DEEP_GEMM,
     attention_cases,
     attention_component,
+    describe_shape,
     gemm_cases,
     moe_cases,
     prefill_cases,
@@ -55,6 +56,7 @@ class BackendDecision:
     refusal: str | None = None
     notes: tuple[Note, ...] = ()
     rules: tuple[str, ...] = ()
+    rivals: Rivals | None = None
 
 
 def choose_backends(
@@ -65,8 +67,12 @@ def choose_backends(
     *,
     model: str = "The model",
     allow_unsupported: bool = False,
+    measured: Sequence[Rule] | None = None,
 ) -> BackendDecision:
-    """Choose the backend of every component with rules. With `allow_unsupported`, a combination that fails is noted, not refused."""
+    """Choose the backend of every component with rules. With `allow_unsupported`, a combination that fails is noted, not refused.
+
+    `measured` rules precede other choices, if their backends work. If they are not None, the decision has rivals.
+    """
     given = backends.to_json() if backends is not None else {}
     fields = load_questions().fields
     asked = {component: given.get(name, AUTO) for component, name in fields.items() if _has_choice(component, rule_input)}
@@ -77,10 +83,11 @@ def choose_backends(
         names = ", ".join(f"{_label(component)} {name}" for component, name in pinned.items())
         where = ", ".join(f"spec.backends.{fields[component]}" for component in pinned)
         return BackendDecision(refusal=say("pin.no-table", version=version.version, names=names, fields=where))
-    choosing = _Choosing(version, version.table, rule_input, rules.of(version.table.release), pinned, model)
+    choosing = _Choosing(version, version.table, rule_input, rules.of(version.table.release), pinned, model, measured or ())
     for component in Component:
         choosing.decide(component)
-    return choosing.result(allow_unsupported)
+    decision = choosing.result(allow_unsupported)
+    return replace(decision, rivals=(describe_shape(rule_input), choosing.rivals())) if measured is not None else decision
 
 
 def _has_choice(component: Component, rule_input: RuleInput) -> bool:
@@ -129,6 +136,7 @@ class _Choosing:
     rules: RulesOfVersion
     pinned: Mapping[Component, str]
     model: str
+    measured: Sequence[Rule] = ()
     chosen: dict[str, str] = field(default_factory=dict)
     by_user: dict[str, str] = field(default_factory=dict)
     choices: list[BackendChoice] = field(default_factory=list)
@@ -146,7 +154,9 @@ class _Choosing:
         if pin is not None:
             self._follow_pin(pin)
             return
-        applying = [rule for rule in self.rules.choosing[component] if self._holds(rule)]
+        measured = [it for it in self.measured if it.component is component and self._works(component, it.backend or "")]
+        choosing = sorted([*measured, *self.rules.choosing[component]], key=lambda rule: list(RuleKind).index(rule.kind))
+        applying = [rule for rule in choosing if self._holds(rule)]
         default = next((rule for rule in applying if rule.kind is RuleKind.ENGINE), None)
         selection = self._selection(component)
         first = next(iter(applying), None)
@@ -195,6 +205,23 @@ class _Choosing:
             notes=tuple(dict.fromkeys(self.notes)),
             rules=tuple(dict.fromkeys(self.followed)),
         )
+
+    def rivals(self) -> list[tuple[str, str]]:
+        """Return the backends that would work instead, where the user pins none: those that rules name first, one of each component."""
+        found = list[tuple[int, str, str]]()
+        for component in (each for each in load_questions().fields if each in self.chosen and each not in self.by_user):
+            named = [rule.backend for rule in self.rules.choosing[component]]
+            offered = {name for each in self._invocations(component) for name in each.backends(self.table)} - {self.chosen[component]}
+            working = sorted((name not in named, name) for name in offered if name != "AUTO" and self._works(component, name))
+            found += [(place, component.value, name) for place, (_, name) in enumerate(working)]
+        return [(component, name) for _, component, name in sorted(found, key=lambda each: each[0])]
+
+    def _works(self, component: Component, backend: str) -> bool:
+        """Return whether the catalog knows that vLLM accepts a backend here and that it works."""
+        pin, setting = Pin(component, backend), self._setting(component, backend)
+        if setting is None or self._refusing(setting) or self._missing(pin) or self._replacement(pin):
+            return False
+        return not (self._unsuited(pin) or self._gap(pin))
 
     def _holds(self, entry: Rule | Invocation) -> bool:
         return entry.when.holds(self._about(entry.component), self.chosen, self.by_user)

@@ -14,7 +14,7 @@ from vllm_operator.api.spec import Attention, Distribution, ParallelismSpec, Qua
 from vllm_operator.catalog.backends import load_questions
 from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.models import FACTS
-from vllm_operator.catalog.rule_matching import AUTOMATIC, KV_CACHE_FLAG, Component, RuleInput
+from vllm_operator.catalog.rule_matching import AUTOMATIC, KV_CACHE_FLAG, Component, Condition, RuleInput
 from vllm_operator.catalog.versions import Release, load_model_classes
 from vllm_operator.planning.engine.image import ResolvedVersion
 from vllm_operator.planning.engine.overrides import read_overrides
@@ -96,6 +96,19 @@ def describe_rule_input(
         environment={name: value for name, value in overrides.variables.items() if value is not None},
         arguments=arguments,
     )
+
+
+def describe_shape(known: RuleInput) -> dict[str, Any]:
+    """Return the condition of a rule for models of this shape and number format, on these GPUs and with this version."""
+    names = "architecture attention quantization experts head_size heads_per_rank group_size tensor pipeline data"
+    facts = {name: getattr(known, name) for name in (*names.split(), "expert_parallel", "distribution", "optimize_for")}
+    when: dict[str, Any] = {Condition.model_fields[name].alias or name: value for name, value in facts.items() if value is not None}
+    when["versions"] = f"=={'.'.join(map(str, known.release))}"
+    if known.weight_gigabytes is not None:
+        when["weightGigabytes"] = f">={known.weight_gigabytes * 0.9:.1f},<{known.weight_gigabytes * 1.1:.1f}"
+    if cache := known.effective_arguments.get(KV_CACHE_FLAG):
+        when["arguments"] = {KV_CACHE_FLAG: f"^{re.escape(cache)}$"}
+    return when
 
 
 def _size(given: int | None, arguments: dict[str, str], *flags: str) -> int:

@@ -1,0 +1,165 @@
+"""The race of backends: its decisions from its record, with engines of known speed."""
+
+import random
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from support import speeds
+from support.gpus import inventory_of, real_node
+from support.plans import deployment
+from vllm_operator.api.labels import RACE_ANNOTATION
+from vllm_operator.api.spec import OptimizeFor
+from vllm_operator.caches.measurement import MAX_PAIRS, Entrant, RaceRecord, read_race
+from vllm_operator.caches.race import with_entrant, with_results
+from vllm_operator.catalog.loader import load_catalog
+from vllm_operator.catalog.rules import Rivals
+from vllm_operator.planning.planner import plan
+
+Speeds = tuple[dict[str, Any], ...]
+
+
+def new_race(count: int, *, optimize_for: OptimizeFor = "Throughput") -> RaceRecord:
+    names = ["FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION"][:count]
+    entrants = tuple(Entrant(component="Attention" if index else None, backend=name) for index, name in enumerate(names))
+    when = {"versions": "==0.20.1", "architectures": "sm_90"}
+    return RaceRecord(
+        key="1",
+        load="prompts",
+        optimize_for=optimize_for,
+        when=when,
+        started=datetime(2026, 11, 1, tzinfo=UTC),
+        entrants=entrants,
+    )
+
+
+def held(seed: int, engines: Speeds, *, optimize_for: OptimizeFor = "Throughput") -> tuple[RaceRecord, list[int]]:
+    """Run a race to its end, each time from the record as read; return the record and which entrants ran."""
+    chosen, ran, record = random.Random(seed), list[int](), new_race(len(engines), optimize_for=optimize_for)
+    while (number := record.next) is not None:
+        assert record.winner is None
+        ran.append(number)
+        kept = {RACE_ANNOTATION: record.after(speeds.run(chosen, **engines[number])).model_dump_json(by_alias=True, exclude_defaults=True)}
+        again = read_race({"metadata": {"annotations": kept}})
+        assert again is not None
+        record = again
+    return record, ran
+
+
+def fastest(speed: float) -> tuple[dict[str, Any], ...]:
+    return {}, {"speed": 0.9}, {"speed": speed}
+
+
+@pytest.mark.parametrize("speed", [1.2, 1.8])
+def test_the_fastest_wins_each_of_60_races(speed: float) -> None:
+    races = [held(seed, fastest(speed)) for seed in range(60)]
+    assert {record.winner.backend if record.winner else None for record, _ in races} == {"TRITON_ATTN"}
+    assert sum(len(ran) for _, ran in races) / len(races) < 6
+
+
+@pytest.mark.parametrize("engines", [({}, {}, {}), ({}, {}, {}, {}), ({}, {"speed": 0.97}, {"speed": 0.8})], ids=["2", "3", "slower"])
+def test_backends_that_are_equal_within_the_noise_have_no_winner_in_any_of_60_races(engines: Speeds) -> None:
+    races = [held(seed, engines) for seed in range(60)]
+    assert not [record.winner for record, _ in races if record.winner is not None]
+    assert max(ran.count(number) for _, ran in races for number in ran) <= MAX_PAIRS
+
+
+def test_random_races_pin_nothing_that_is_slower() -> None:
+    chosen = random.Random(7)
+    for seed in range(60):
+        engines = [{"speed": chosen.uniform(0.5, 2.0)} if number else {} for number in range(4)]
+        winner = held(seed, tuple(engines))[0].winner
+        best = max(engine.get("speed", 1.0) for engine in engines)
+        if winner is None:
+            assert best < 1.2
+        else:
+            number = [entrant.backend for entrant in new_race(4).entrants].index(winner.backend)
+            assert engines[number]["speed"] > max(1.0, 0.9 * best)
+
+
+def test_the_default_runs_twice_and_all_others_before_it_runs_again() -> None:
+    _, ran = held(1, ({"noise": 0.01}, {"speed": 0.8, "noise": 0.01}, {"speed": 0.7, "noise": 0.01}))
+    assert ran == [0, 1, 2, 0], "nothing was faster"
+    _, ran = held(1, ({"noise": 0.01}, {"speed": 0.8, "noise": 0.01}, {"speed": 1.5, "noise": 0.01}))
+    assert ran == [0, 1, 2, 0, 2]
+
+
+@pytest.mark.parametrize(
+    ("engine", "why"), [({"answers": "fedcba9876543210" * 12}, "wrong answers"), ({"kv_tokens": 50_000}, "half of the KV cache")]
+)
+def test_a_fast_backend_does_not_win_with(engine: dict[str, Any], why: str) -> None:
+    record, _ = held(1, ({}, {"speed": 2.0} | engine, {"speed": 1.5}))
+    assert record.winner is not None
+    assert record.winner.backend == "TRITON_ATTN", why
+
+
+def test_latency_counts_the_speed_for_one_client() -> None:
+    for optimize_for, name in (("Throughput", "with 32 clients"), ("Latency", "with 1 client.")):
+        record, _ = held(1, ({}, {"speed": 1.5}), optimize_for=optimize_for)  # type: ignore[arg-type]  # a literal in a loop
+        assert record.winner is not None
+        assert name in record.to_rule(record.winner)["because"]
+
+
+def test_a_backend_that_crashes_is_out_with_its_diagnosis() -> None:
+    record = new_race(2).after(speeds.run(random.Random(1))).after(("failure", "CUDA out of memory."))
+    assert (record.next, record.winner) == (None, None), "there is nothing to compare"
+    assert record.entrants[1].failure == "CUDA out of memory."
+
+
+def test_without_the_default_there_is_no_race() -> None:
+    record = new_race(2).after(("failure", "It crashes."))
+    assert (record.next, record.winner, record.skipped) == (None, None, "It crashes.")
+
+
+def test_figures_of_another_load_are_not_compared() -> None:
+    one = speeds.run(random.Random(1), speed=2.0)
+    other = one.loads[0].model_copy(update={"clients": 5})
+    record = new_race(2).after(speeds.run(random.Random(1))).after(one.model_copy(update={"loads": (other,)}))
+    assert (record.next, record.winner) == (None, None)
+
+
+def test_the_winner_is_a_rule_that_says_what_was_measured() -> None:
+    record, _ = held(3, ({"noise": 0.0}, {"speed": 1.5, "noise": 0.0}))
+    assert record.winner is not None
+    rule = record.to_rule(record.winner)
+    assert rule["because"] == "Measured: 1.50 times the default, 2,036 tokens per second with 32 clients."
+    assert (rule["component"], rule["backend"], rule["source"]) == ("Attention", "FLASHINFER", "race of 2026-11-01, prompts")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"entrants": []}', '{"key": 1, "entrants": [{"runs": [null]}]}', "[" * 20_000])
+def test_a_record_that_somebody_changed_is_no_race(text: str) -> None:
+    revision = {"metadata": {"annotations": {RACE_ANNOTATION: text}}}
+    assert read_race(revision) is None
+
+
+def rivals(**backends: str) -> Rivals | None:
+    resource = deployment(backends=backends)
+    return plan(resource, inventory_of(real_node("h100-sxm")), with_results(load_catalog(), resource, ())).rivals
+
+
+def test_rivals_are_backends_that_work_where_the_user_pins_none() -> None:
+    found, pinned = rivals(tuning="Measure"), rivals(tuning="Measure", attention="FLASH_ATTN")
+    assert found is not None
+    assert found[1][:3] == [("Attention", "FLASHINFER"), ("Sampler", "FLASHINFER"), ("Attention", "TRITON_ATTN")]
+    assert (found[0]["architectures"], found[0]["versions"]) == ("sm_90", "==0.20.1")
+    assert pinned is not None
+    assert {component for component, _ in pinned[1]} == {"Sampler"}
+    assert rivals() is None, "nobody asks for a race"
+
+
+@pytest.mark.parametrize(("backend", "want"), [("FLASHINFER", "FLASHINFER"), ("FLASHMLA", "FLASH_ATTN"), ("NO_SUCH", "FLASH_ATTN")])
+def test_a_plan_follows_a_result_only_if_its_backend_works(backend: str, want: str) -> None:
+    record = new_race(1)
+    catalog = with_entrant(load_catalog(), record, Entrant(component="Attention", backend=backend))
+    outcome = plan(deployment(), inventory_of(real_node("h100-sxm")), catalog)
+    assert outcome.plan is not None
+    assert next(choice.backend for choice in outcome.plan.backends if choice.component == "Attention") == want
+
+
+@pytest.mark.parametrize("changed", [{"component": "Anything"}, {"backend": "a b"}])
+def test_a_result_that_somebody_changed_is_no_rule(changed: dict[str, str]) -> None:
+    entrant = Entrant.model_validate({"component": "Attention", "backend": "FLASHINFER", **changed})
+    assert with_entrant(load_catalog(), new_race(1), entrant) is load_catalog()
+    hostile = new_race(1).model_copy(update={"when": {"environment": {"A": "(a+)+$", "B": "("}}})
+    assert with_entrant(load_catalog(), hostile, Entrant(component="Attention", backend="FLASHINFER")) is load_catalog()
