@@ -1217,6 +1217,66 @@ CASES = {
         "encoder is not quantized",
         "page names",
     ),
+    "a plugin for a quantization": (
+        failed("ValueError: Method 'odd' is provided by the plugin vllm-odd-plugin, which is not installed.", "vllm/config/model.py"),
+        "PythonPackageMissing",
+        "Install vllm-odd-plugin in the image",
+        "flag, environment variable",
+    ),
+    "a plugin before its name": (
+        failed("ValueError: This model is served by the vllm-odd plugin. Please install it first.", "vllm/config/model.py"),
+        "PythonPackageMissing",
+        "Install vllm-odd in the image",
+        "flag, environment variable",
+    ),
+    "a newer transformers": (
+        failed("RuntimeError: OddForCausalLM needs transformers>=5.2, but 4.57.1 is installed.", "vllm/transformers_utils/config.py"),
+        "TransformersTooOld",
+        "newer transformers",
+        "--trust-remote-code",
+    ),
+    "a kernel that needs another GPU": (
+        failed("AssertionError: Odd sparse needs sm90 or sm100, got sm120", "vllm/v1/attention/backends/mla/odd.py"),
+        "KernelUnsupportedOnGpu",
+        "does not run on this GPU: Odd sparse needs sm90",
+        "--kv-cache-dtype",
+    ),
+    "a kernel that expects another type": (
+        failed("ValueError: Unsupported output dtype Half for NVFP4, expected BFloat16", "vllm/_custom_ops.py"),
+        "OutputTypeRefused",
+        "Set --dtype bfloat16",
+        "--linear-backend",
+    ),
+    "an argument that an older DeepGEMM does not know": (
+        failed("TypeError: fp8_gemm_nt() got an unexpected keyword argument 'recipe'", "vllm/utils/deep_gemm.py", "deep_gemm/__init__.py"),
+        "CallMismatch",
+        "newer DeepGEMM",
+        "VLLM_USE_DEEP_GEMM",
+    ),
+    "a TPU that is not there": (
+        failed("RuntimeError: Unable to initialize backend 'tpu': UNAVAILABLE: odd", "jax/_src/xla_bridge.py"),
+        "TpuDevicesTooFew",
+        "Check that a TPU is attached",
+        "more",
+    ),
+    "a request that the scheduler lost after an abort": (
+        READY + ABORTED + lost("AssertionError", "vllm/v1/core/sched/scheduler.py:_free_request"),
+        "SchedulerFailed",
+        "after a client had aborted a request (chatcmpl-8c41)",
+        "two features",
+    ),
+    "a name that another package lacks": (
+        failed("ImportError: cannot import name 'Odd' from 'cutlass.cute.core' (/usr/lib/x.py)", "quack/gemm.py:<module>"),
+        "PackageVersionMismatch",
+        "nvidia-cutlass-dsl",
+        "installed cutlass",
+    ),
+    "a file without a path": (
+        failed("FileNotFoundError: [Errno 2] No such file or directory", "vllm/v1/x.py"),
+        "FileMissing",
+        "names no path",
+        "ConfigMap",
+    ),
     "slots of LMCache": (
         "[2026-11-02 10:00:20,511] LMCache INFO: LMCache Configuration: {'extra_config': {'nixl_pool_size': 9000000000}}\n"
         "/run.sh: line 4: 3270 Killed                  vllm serve org/m\n",
