@@ -168,7 +168,8 @@ while time.process_time() < 1.1:  # a real server has used much more when it ser
 behaviour, seconds = sys.argv[1], sys.argv[2]
 if behaviour == "lost":  # the engine ends by itself
     engine.kill()
-    lines = "for _ in range(3): check_engine.run('http://127.0.0.1:1', sys.argv[2], '', '', restarts=True)"
+    # as the kubelet does: the third probe may still see the engine
+    lines = "while True: check_engine.run('http://127.0.0.1:1', sys.argv[2], '', '', restarts=True)"
 else:
     lines = "hang.TERMINATION_MESSAGE, hang.EXIT_SECONDS = '/dev/null', float(sys.argv[1]); hang.end_engine('It hangs.')"
 words = [sys.executable, "-c", f"import sys; from vllm_operator.tools import check_engine, hang\\n{lines}", seconds, sys.argv[3]]
