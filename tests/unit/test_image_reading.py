@@ -56,7 +56,7 @@ async def test_the_plan_waits_for_the_job_and_then_uses_and_names_the_table(benc
     assert job["metadata"]["ownerReferences"][0]["kind"] == "VLLMDeployment"
     ready, reading = bench.condition("Ready"), bench.condition("ReadingImage")
     assert (ready.status, ready.reason, reading.status, reading.reason) == ("False", "ReadingImage", "True", "ReadingImage")
-    assert "so a Job without a GPU reads its variables, flags and backends before a plan is made." in ready.message
+    assert "from image registry.example/team/vllm:nightly before a plan is made." in ready.message
     assert fleet.deployment() is None
     run_job(bench, printed(build_table()))
     await fleet.settle()

@@ -154,7 +154,7 @@ class RolloutSpec(Model):
         "Measure: before a rollout, the new plan and the current one run in turns in an additional Pod, under the same load. The rollout "
         "begins if the new plan is not worse, or if no GPU is free for the comparison; otherwise it is held. Default: None."
     )
-    workload: WorkloadSpec | None = optional("The load for `gate: Measure`.")
+    workload: WorkloadSpec | None = optional("The load for `gate: Measure` and `backends.tuning: Measure`.")
     on_failure: Literal["RollBack", "Hold"] | None = optional(
         "What happens with a revision that fails by itself before it has served for `proveSeconds`: it crashes, hangs, or misses its "
         "deadline. RollBack: the last revision that served runs again, with its own spec, until this spec changes or a new plan is "

@@ -190,7 +190,10 @@ def run_race(arguments: argparse.Namespace) -> int:
             return print(yaml.safe_dump(rules, sort_keys=False, width=140) if rules else "# No race has a winner.")
         resource = await client.get(VLLM_DEPLOYMENT, arguments.name, namespace_of(arguments))
         await annotate(client, resource, RACE_ANNOTATION, str(int(time.time())))
-        return print(f"A race of its backends is requested. Its progress: kubectl vllm status {arguments.name}")
+        return print(
+            f"Requested a race of the backends of {arguments.name}; the operator will roll out a winner. "
+            f"Progress: kubectl vllm status {arguments.name} -n {namespace_of(arguments)}"
+        )
 
     with_client(arguments, described(arguments), use)
     return 0
