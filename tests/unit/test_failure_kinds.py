@@ -316,6 +316,19 @@ CASES: dict[str, tuple[list[str], str]] = {
     "OutputTypeRefused": (["vllm/_custom_ops.py"], "NotImplementedError: SM120 NVFP4 MOE only supports bfloat16 output, got: Half"),
     "FlashInferCheckFailed": (["flashinfer/fused_moe/core.py"], "RuntimeError: Check failed: a == b (1280 vs. 640) : odd shape"),
     "LoraExpertsRefused": (["vllm/lora/layers/fused_moe.py:set_lora"], "AssertionError: odd"),
+    "LoraRankRefused": (["vllm/lora/ops/triton_ops/odd.py"], "AssertionError: odd_kernel supports max_lora_rank <= 128, got 256"),
+    "ModelConfigKindRefused": (
+        ["vllm/multimodal/processing/context.py:get_hf_config"],
+        "TypeError: Invalid type of HuggingFace config. Expected type: <class 'a.OddConfig'>, but found type: <class 'b.TextConfig'>",
+    ),
+    "EngineMethodMissing": (["vllm/v1/engine/core.py"], "AttributeError: 'EngineCoreProc' object has no attribute 'get_odd_metadata'"),
+    "CompilationOff": (["vllm/compilation/wrapper.py:__init__"], "ValueError: No compilation mode is set."),
+    "KernelSourceUnread": (["triton/runtime/jit.py:__init__"], "AttributeError: 'NoneType' object has no attribute 'start'"),
+    "CacheViewedOtherwise": (
+        ["vllm/v1/worker/gpu_model_runner.py:_reshape_kv_cache_tensors"],
+        "RuntimeError: shape '[32, 64, 576]' is invalid for input of size 1343488",
+    ),
+    "CacheShapeRefused": (["vllm/third_party/flashmla/x.py"], "RuntimeError: kv must have shape (num_blocks, page_block_size, h_kv)"),
 }
 
 

@@ -33,6 +33,7 @@ VARIATIONS: dict[str, tuple[str, ...]] = {
     "aborted": ("", "cmpl-1"),
     "devices": ("", "CpuDevice"),
     "pool": ("", "75497472000"),
+    "unlinked": ("", "libcuda.so.1"),
     "notices": ("", "PackagesReplaced"),
     "stage": ("", "WeightLoad", "MemoryProfiling", "Ready"),
     "utilization": ("", "0.3", "0.92"),

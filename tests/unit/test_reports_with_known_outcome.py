@@ -39,15 +39,7 @@ TOLD_OTHERWISE = {
     "nvml-device-not-injected.log": Verdict.PARTLY,  # the headline says it in plain words
     "rocm-c-abi-mismatch.log": Verdict.PARTLY,  # the line of the operator is shown, not the one of the symbol
     "lmcache-nixl-pool-oomkill.log": Verdict.PARTLY,  # the headline says OOM killer in plain words
-    # Of the seventh set, until they are mended:
-    "gemma4-mtp-025-shape.log": Verdict.UNKNOWN,
-    "kimi-eagle3-xgrammar-fsm.log": Verdict.UNKNOWN,
-    "offload-preempt-transfer-jobs.log": Verdict.UNKNOWN,
-    "ep16-util-098.log": Verdict.PARTLY,
-    "simple-offload-hit-tokens.log": Verdict.UNKNOWN,
-    "gptoss-rdna-mfma.log": Verdict.PARTLY,
-    "gke-ld-library-path.log": Verdict.PARTLY,
-    "ngram-gpu-O0.log": Verdict.UNKNOWN,
+    "ep16-util-098.log": Verdict.PARTLY,  # the headline has the flag, not the name of the field
 }
 LABELS = read_labels(REPORTS, before=SPLIT)
 SCORED = {each.label.file: each for each in score(REPORTS, LABELS, load_startup())}

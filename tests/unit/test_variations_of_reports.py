@@ -1284,6 +1284,237 @@ CASES = {
         "Set nixl_pool_size",
         "10 GiB per process",
     ),
+    "a rank that a kernel of LoRA does not support": (
+        failed("ValueError: max_lora_rank must be at most 64 for this kernel, found 320", "vllm/lora/punica_wrapper/odd.py"),
+        "LoraRankRefused",
+        "at most 64",
+        "without weights for the experts",
+    ),
+    "experts that cannot have adapters": (
+        given("'enable_lora': True") + failed("AssertionError: odd", "vllm/lora/layers/fused_moe.py:set_lora"),
+        "LoraExpertsRefused",
+        "without weights for the experts",
+        "at most",
+    ),
+    "a configuration for text only": (
+        failed(
+            "TypeError: Invalid type of HuggingFace config. Expected type: <class 'vllm.a.OddVLConfig'>, but found type: "
+            "<class 'transformers.b.OddTextConfig'>",
+            "vllm/multimodal/processing/context.py:get_hf_config",
+        ),
+        "ModelConfigKindRefused",
+        "read as OddTextConfig, and the code for the model expects OddVLConfig",
+        "--limit-mm-per-prompt",
+    ),
+    "a configuration of another model": (
+        failed(
+            "TypeError: Invalid type of HuggingFace config. Expected type: <class 'a.OddConfig'>, but found type: <class 'b.EvenConfig'>",
+            "vllm/multimodal/processing/context.py:get_hf_config",
+        ),
+        "ModelConfigKindRefused",
+        "read as EvenConfig",
+        "for text only",
+    ),
+    "a program around vLLM that expects another one": (
+        failed("AttributeError: 'AsyncLLM' object has no attribute 'get_odd_kv_cache_events'", "dynamo/vllm/main.py"),
+        "EngineMethodMissing",
+        "Install the vLLM version that the program or plugin requires",
+        "--block-size",
+    ),
+    "a backend for the exchange between ranks": (
+        given("'enable_expert_parallel': True, 'all2all_backend': 'deepep_high_throughput'")
+        + failed("NotImplementedError: No MXFP8 MoE backend supports the deployment configuration.", f"{LAYERS}fused_moe/oracle/mxfp8.py"),
+        "MoeBackendUnsupported",
+        "with this --all2all-backend (deepep_high_throughput)",
+        "Remove --moe-backend",
+    ),
+    "the usual exchange between ranks": (
+        given("'enable_expert_parallel': True, 'all2all_backend': 'allgather_reducescatter'")
+        + failed("NotImplementedError: No MXFP8 MoE backend supports the deployment configuration.", f"{LAYERS}fused_moe/oracle/mxfp8.py"),
+        "MoeBackendUnsupported",
+        "on this GPU",
+        "allgather_reducescatter, or remove it",
+    ),
+    "memory that the engine itself holds": (
+        failed(
+            "ValueError: Free memory on device cuda:1 (76.9/79.1 GiB) on startup is less than desired GPU memory utilization "
+            "(0.98, 77.5 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes."
+        ),
+        "GpuMemoryInUse",
+        "of this engine hold",
+        "earlier engine left",
+    ),
+    "memory that another process holds": (
+        failed(
+            "ValueError: Free memory on device cuda:1 (60.1/79.1 GiB) on startup is less than desired GPU memory utilization "
+            "(0.98, 77.5 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes."
+        ),
+        "GpuMemoryInUse",
+        "earlier engine left",
+        "of this engine hold",
+    ),
+    "a check of a compiler before the abort": (
+        LOADED
+        + 'python3: /src/llvm/lib/CodeGen/Odd.cpp:69: llvm::Value* f(int, std::map<int, int>&): Assertion `isa<A>(x) && "odd"\' failed.\n'
+        "Fatal Python error: Aborted\n\nThread 0x1 (most recent call first):\n",
+        "NativeCodeCrash",
+        "a check in Odd.cpp failed",
+        "VLLM_CACHE_ROOT",
+    ),
+    "an error of LLVM before the abort": (
+        LOADED
+        + "LLVM ERROR: Cannot select: intrinsic %llvm.odd.mma\nFatal Python error: Aborted\n\nThread 0x1 (most recent call first):\n",
+        "NativeCodeCrash",
+        "a check in LLVM failed, Cannot select: intrinsic %llvm.odd.mma",
+        "VLLM_CACHE_ROOT",
+    ),
+    "an abort without a reason": (
+        LOADED + "Fatal Python error: Aborted\n\nThread 0x1 (most recent call first):\n",
+        "NativeCodeCrash",
+        "VLLM_CACHE_ROOT",
+        "a check in",
+    ),
+    "compilation that is off for another feature": (
+        given("'enforce_eager': True") + failed("ValueError: No compilation mode is set.", "vllm/compilation/wrapper.py:__init__"),
+        "CompilationOff",
+        "remove enforce_eager",
+        "ngram",
+    ),
+    "a source that Triton cannot read": (
+        failed("AttributeError: 'NoneType' object has no attribute 'start'", "triton/runtime/jit.py:__init__"),
+        "KernelSourceUnread",
+        "files of the official image",
+        "TRITON_CACHE_DIR",
+    ),
+    "a drafter with input of another size": (
+        given("'speculative_config': {'method': 'eagle3', 'model': 'org/d'}")
+        + failed(
+            "RuntimeError: The size of tensor a (4096) must match the size of tensor b (5120) at non-singleton dimension 1",
+            "vllm/model_executor/models/llama_eagle3.py",
+        ),
+        "SpeculativeDecodingFailed",
+        "If the draft model was made for this model, this release has a bug",
+        "VLLM_USE_V2_MODEL_RUNNER",
+    ),
+    "a grammar without speculative decoding": (
+        given("'kv_transfer_config': {'kv_connector': 'NixlConnector'}")
+        + lost("AssertionError: Failed to advance FSM for request chatcmpl-1", "vllm/v1/structured_output/__init__.py"),
+        "StructuredOutputFailed",
+        "Start once without --kv-transfer-config",
+        "peculative decoding",
+    ),
+    "a grammar and speculated tokens": (
+        given("'speculative_config': {'method': 'mtp'}")
+        + lost("AssertionError: Failed to advance FSM for request chatcmpl-1", "vllm/v1/structured_output/__init__.py"),
+        "StructuredOutputFailed",
+        "out of step",
+        "If speculative decoding",
+    ),
+    "a cache that is read in another layout": (
+        given("'max_num_seqs': 16")
+        + failed(
+            "RuntimeError: shape '[8, 64, 576]' is invalid for input of size 335872",
+            "vllm/v1/worker/gpu_model_runner.py:_reshape_kv_cache_tensors",
+        ),
+        "CacheViewedOtherwise",
+        "Use another release, newer or older",
+        "--kv-cache-dtype",
+    ),
+    "a cache of another shape than the kernel expects": (
+        NIGHTLY + failed("RuntimeError: k_cache must have shape (blocks, 64, 1, 584)", "vllm/third_party/flashmla/x.py"),
+        "CacheShapeRefused",
+        "Use a newer build, or a release",
+        "another --attention-backend",
+    ),
+    "blocks that were evicted between two looks": (
+        TRANSFERRED + lost("AssertionError: Expected 1024 hit tokens, got 512", f"{OFFLOADING}:update_state_after_alloc"),
+        "TransferredRequestLost",
+        "(LMCacheConnectorV1) lost track of a request, because blocks that it had found were evicted",
+        "AIBrix",
+    ),
+    "a flag with one hyphen": (
+        "vllm: error: unrecognized arguments: -enable_prefix_caching\n",
+        "UnknownCliArgument",
+        "two hyphens: --enable_prefix_caching",
+        "entrypoint",
+    ),
+    "a flag that this version does not have": (
+        "vllm: error: unrecognized arguments: --odd-flag\n",
+        "UnknownCliArgument",
+        "use its name in this version",
+        "two hyphens",
+    ),
+    "a transformers that is too new": (
+        failed("AttributeError: TokenizersBackend has no attribute build_odd", "vllm/tokenizers/hf.py"),
+        "TransformersApiMismatch",
+        "Install transformers below 5",
+        "ships with",
+    ),
+    "a name that DNS does not know": (
+        "(APIServer pid=1) Traceback (most recent call last):\n"
+        '(APIServer pid=1)   File "/usr/lib/python3/dist-packages/huggingface_hub/x.py", line 5, in get\n'
+        "(APIServer pid=1) httpx.ConnectError: [Errno -2] Name or service not known\n",
+        "HfOfflineOrUnreachable",
+        "Check DNS",
+        "HF_HUB_OFFLINE",
+    ),
+    "a library of the driver that is not found": (
+        "WARNING 11-02 10:00:00 [interface.py:226] Failed to import from vllm._moe_C with ImportError('libcuda.so.1: cannot open "
+        "shared object file: No such file or directory')\n"
+        "RuntimeError: Failed to infer device type, please set the environment variable `VLLM_LOGGING_LEVEL=DEBUG`\n",
+        "NoGpuVisible",
+        "The driver library libcuda.so.1 was not found",
+        "vendor",
+    ),
+    "no device, and no word about a library": (
+        "RuntimeError: Failed to infer device type, please set the environment variable `VLLM_LOGGING_LEVEL=DEBUG`\n",
+        "NoGpuVisible",
+        "vendor of the GPU",
+        "LD_LIBRARY_PATH",
+    ),
+    "a package that the official image lacks": (
+        failed("ImportError: Install it first: pip install terratorch"),
+        "PythonPackageMissing",
+        "the official image does not have it",
+        "Use the official vLLM image",
+    ),
+    "a crash within UCX": (
+        READY + "[decode-0:245:0:555] Caught signal 11 (Segmentation fault: address not mapped to object at address 0x8)\n"
+        " 4  /x/plugins/libplugin_UCX.so(_ZN13nixlUcxEngine8postXferE+0x21c) [0x7f2184c0421c]\n"
+        "Fatal Python error: Segmentation fault\n\nThread 0x1 (most recent call first):\n" + DIED,
+        "NixlTransferFailed",
+        "NIXL (with UCX) crashed in its own code",
+        "--tensor-parallel-size",
+    ),
+    "FP8 in the warm-up": (
+        failed("triton.compiler.errors.CompilationError: type fp8e4nv not supported in this architecture", "vllm/x/jit_warmup.py"),
+        "Fp8DtypeUnsupportedOnGpu",
+        '"enable_jit_warmup": false',
+        "odd",
+    ),
+    "FP8 in the model": (
+        given("'kv_cache_dtype': 'fp8'")
+        + failed("triton.compiler.errors.CompilationError: type fp8e4nv not supported in this architecture", "vllm/x/attn.py"),
+        "Fp8DtypeUnsupportedOnGpu",
+        "Use --kv-cache-dtype auto",
+        "jit_warmup",
+    ),
+    "a compiler that is too old for an option": (
+        "nvcc fatal   : Unknown option '--split-compile'\n" + failed("RuntimeError: Ninja build failed. Ninja output:"),
+        "FlashInferJitBuildFailed",
+        "nvcc is too old",
+        "TRITON_ATTN",
+    ),
+    "a draft model with attention in both directions": (
+        given("'kv_cache_dtype': 'fp8', 'speculative_config': {'method': 'dflash'}")
+        + failed(
+            "ValueError: No valid attention backend found for cuda with AttentionSelectorConfig(kv_cache_dtype=fp8, use_mla=False, "
+            "use_non_causal=True). Reasons: {FLASH_ATTN: [kv_cache_dtype not supported], TRITON_ATTN: [non-causal not supported]}."
+        ),
+        "NoValidAttentionBackend",
+        "such as mtp, whose attention is causal",
+        "set it to fp8",
+    ),
 }
 
 
