@@ -1515,6 +1515,48 @@ CASES = {
         "such as mtp, whose attention is causal",
         "set it to fp8",
     ),
+    "a feature that says that it needs the compiler": (
+        given("'optimization_level': 0")
+        + failed("ValueError: odd_fusion requires torch.compile, but it is disabled", "vllm/config/vllm.py"),
+        "CompilationOff",
+        "compilation is off (--optimization-level 0)",
+        "Set --enforce-eager",
+    ),
+    "a check of a compiler in the output of a process": (
+        LOADED + "(EngineCore pid=7) python3: ../lib/Analysis/Even.cc:7: bool g(): Assertion `n > 0' failed.\n"
+        "(EngineCore pid=7) Fatal Python error: Aborted\n\nThread 0x1 (most recent call first):\n",
+        "NativeCodeCrash",
+        "a check in Even.cc failed",
+        "VLLM_CACHE_ROOT",
+    ),
+    "an exception of C++ before the abort": (
+        LOADED + "terminate called after throwing an instance of 'odd::Error'\n"
+        "Fatal Python error: Aborted\n\nThread 0x1 (most recent call first):\n",
+        "NativeCodeCrash",
+        "'odd::Error'",
+        "a check in",
+    ),
+    "experts that are divided among ranks already": (
+        given("'tensor_parallel_size': 16, 'enable_expert_parallel': True")
+        + failed(
+            "ValueError: Weight input_size_per_partition = 192 is not divisible by weight quantization block_k = 128.", f"{LAYERS}x.py"
+        ),
+        "TensorParallelNotDivisible",
+        "does not change dense layers",
+        "avoids splitting",
+    ),
+    "a package that the connector needs": (
+        given("'kv_transfer_config': {'kv_connector': 'MooncakeConnector'}") + failed("ModuleNotFoundError: No module named 'mooncake'"),
+        "PythonPackageMissing",
+        "The connector in --kv-transfer-config needs it",
+        "odd",
+    ),
+    "a model in the place of a flag": (
+        "vllm: error: unrecognized arguments: serve org/model\n",
+        "UnknownCliArgument",
+        "entrypoint of the image",
+        "Pin the version",
+    ),
 }
 
 
