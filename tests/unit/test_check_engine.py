@@ -171,7 +171,9 @@ if behaviour == "lost":  # the engine ends by itself
     # as the kubelet does: the third probe may still see the engine
     lines = "while True: check_engine.run('http://127.0.0.1:1', sys.argv[2], '', '', restarts=True)"
 else:
-    lines = "hang.TERMINATION_MESSAGE, hang.EXIT_SECONDS = '/dev/null', float(sys.argv[1]); hang.end_engine('It hangs.')"
+    # on a busy machine, the server may not run when the kernel looks at its CPU time; other probes would follow
+    lines = "hang.TERMINATION_MESSAGE, hang.EXIT_SECONDS, hang.KILL_SECONDS = '/dev/null', float(sys.argv[1]), 30"
+    lines += "; hang.end_engine('It hangs.')"
 words = [sys.executable, "-c", f"import sys; from vllm_operator.tools import check_engine, hang\\n{lines}", seconds, sys.argv[3]]
 subprocess.Popen(words, stdout=subprocess.DEVNULL)
 engine.wait()
