@@ -64,9 +64,9 @@ def test_what_others_say_is_the_crash_if_nothing_came_before() -> None:
         (
             "python3: /triton/lib/Analysis/Allocation.cpp:47: int f(): Assertion `!(a && b)' failed.\n",
             "NativeCodeCrash",
-            "Assertion `!(a && b)'",
+            "a check in Allocation.cpp failed, !(a && b)",
         ),
-        ("LLVM ERROR: Cannot select: intrinsic %llvm.nvvm.shfl\n", "NativeCodeCrash", "LLVM ERROR: Cannot select"),
+        ("LLVM ERROR: Cannot select: intrinsic %llvm.nvvm.shfl\n", "NativeCodeCrash", "a check in LLVM failed, Cannot select"),
         ("[HAMI-core ERROR (pid:22 thread=13 memory_limit.c:1255)]: Illegal device id: 31069\n", "NativeCodeCrash", "libvgpu"),
         (
             "/pytorch/aten/src/ATen/native/cuda/IndexKernel.cu:111: operator(): block: [0,0,0], thread: [0,0,0]"
