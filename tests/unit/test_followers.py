@@ -313,7 +313,8 @@ def test_what_is_significant(old: StartupState, new: StartupState, want: bool) -
     assert is_significant(old, new, 5) is want
 
 
-async def test_small_steps_are_reported_together(world: World) -> None:
+async def test_small_steps_are_reported_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, INTERVAL_SECONDS=60)
     steps: list[Any] = [line(1, "stage KernelWarmup"), 0.3]
     for number in range(100):
         steps += [line(2 + number // 10, f"progress {number + 1}/1000"), 0.0]
@@ -327,6 +328,7 @@ async def test_small_steps_are_reported_together(world: World) -> None:
     assert state.progress is not None
     assert state.progress.completed >= 50
     assert state.lines == 101
+    await world.followers.close()
 
 
 async def test_progress_that_is_too_small_is_reported_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
