@@ -84,9 +84,11 @@ def handle_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) 
     same iteration of the loop, the protocol writes to the closed transport and reports an error. If the peer has closed the connection by
     then, it sets the error in a future that nobody awaits. Nothing is lost, so these errors are logged at the level of debug.
     """
-    error = context.get("exception")
-    frames = traceback.extract_tb(error.__traceback__) if isinstance(error, ConnectionError | RuntimeError) else []
-    if any(frame.filename.endswith("uvloop/sslproto.pyx") for frame in frames):
+    error, message = context.get("exception"), context.get("message")
+    is_of_future = message == "Future exception was never retrieved" and isinstance(error, ConnectionError)
+    frames = traceback.extract_tb(error.__traceback__) if is_of_future and error is not None else []
+    is_closed = isinstance(error, RuntimeError) and str(error).endswith("the handler is closed")
+    if (message == "Fatal error on SSL protocol" and is_closed) or (frames and frames[-1].filename.endswith("uvloop/sslproto.pyx")):
         log.debug("%s: %s", context["message"], error)
     else:
         loop.default_exception_handler(context)
