@@ -19,6 +19,10 @@ def build_table(**changes: Any) -> dict[str, Any]:
     return {**table, "version": "0.34.0.dev7", "flags": {**table["flags"], OWN_FLAG: []}, **changes}
 
 
+def pack(content: object) -> str:
+    return base64.b64encode(zlib.compress(json.dumps(content).encode(), 9)).decode()
+
+
 def printed(content: object) -> str:
     """What the Job prints about this content."""
-    return f"{MARK}{base64.b64encode(zlib.compress(json.dumps(content).encode(), 9)).decode()}\n"
+    return f"{MARK}{pack(content)}\n"

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingest_vllm import main, render
+from support.builds import pack
 from support.gpus import inventory_of, real_node
 from support.plans import deployment, known, made
 from support.wheels import FILES, VERSION, write_wheel
@@ -97,10 +98,6 @@ def test_a_version_that_is_none_becomes_no_file(version: str, tmp_path: Path) ->
     wheel = write_wheel(tmp_path / "vllm.whl", version)
     with pytest.raises(ValueError, match="has no version that can be read"):
         read_table(str(wheel))
-
-
-def pack(content: Any) -> str:
-    return base64.b64encode(zlib.compress(json.dumps(content).encode())).decode()
 
 
 def write(folder: Path, **changes: str) -> Path:

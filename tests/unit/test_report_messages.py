@@ -128,11 +128,7 @@ def test_every_message_is_used(name: str) -> None:
     assert (
         f'"{name}"' in SOURCES
         or name in {*MESSAGES.misfits.values(), *MESSAGES.refusals.values()}
-        or (
-            group in ("pod", "part", "publishing", "cleaning", "done", "rollback", "unread", "unread_remedy")
-            and f'f"{group}.{{' in SOURCES
-            and rest
-        )
+        or (group in GROUPS and f'f"{group}.{{' in SOURCES and rest)
     )
 
 

@@ -40,10 +40,8 @@ def with_results(catalog: Catalog, resource: VLLMDeployment, revisions: Iterable
     """Add the winners of the races of a VLLMDeployment with its present load to the catalog, as rules, if its backends may race."""
     if not resource.may_race:
         return catalog
-    records, catalog = (
-        (it for it in map(read_race, revisions) if it is not None and it.load == _load(resource)),
-        replace(catalog, measured=()),
-    )
+    records = (it for it in map(read_race, revisions) if it is not None and it.load == _load(resource))
+    catalog = replace(catalog, measured=())
     for record in sorted(records, key=lambda it: it.started):
         catalog = with_entrant(catalog, record, winner) if (winner := record.winner) is not None else catalog
     return catalog
@@ -78,8 +76,9 @@ def plan_race(
     `current` is the revision of the plan, `rivals` None if no plan can be made now, `is_settled` whether all replicas serve with it. With
     `is_drifted`, a new plan would differ, so no race can begin.
     """
-    resource, records = context.resource, {reading.text(it, "metadata", "name"): read_race(it) for it in revisions}
-    if not resource.may_race or current not in records:
+    resource = context.resource
+    records = {reading.text(it, "metadata", "name"): read_race(it) for it in revisions} if resource.may_race else {}
+    if current not in records:
         return None
     token, backends = resource.metadata.annotations.get(RACE_ANNOTATION, "")[:128], resource.spec.backends or BackendsSpec()
     is_tuned, holder, record = backends.tuning == "Measure", current, records[current]

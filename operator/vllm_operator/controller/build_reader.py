@@ -82,14 +82,10 @@ class BuildReader:
 
     async def _output(self, namespace: str, pod: str) -> str | None:
         """Return the beginning of what a container has printed; None if its log cannot be read now."""
-        request, output = LogRequest(namespace, pod, image_reading.READER, follow=False, limit_bytes=LOG_BYTES), b""
+        request = LogRequest(namespace, pod, image_reading.READER, follow=False, limit_bytes=LOG_BYTES)
         try:
-            async with asyncio.timeout(LOG_SECONDS), self.client.stream_log(request) as chunks:
-                async for chunk in chunks:
-                    output += chunk
-                    if len(output) > LOG_BYTES:
-                        break
+            async with asyncio.timeout(LOG_SECONDS):
+                return (await kube.read_log(self.client, request, LOG_BYTES)).decode(errors="replace")
         except (ClusterError, TimeoutError) as error:
             log.warning("cannot read the log of Pod %s: %s", pod, error)
             return None
-        return output.decode(errors="replace")

@@ -265,7 +265,7 @@ class Observer:
             return replace(snapshot, unplanned=Outcome(VALID_SPEC, resource, None))
         revision = find_revision(snapshot.revisions, resource.status.revision)
         if resource.pinned is not None and is_won(resource, revision):
-            resource = resource.with_pinned(resource.pinned.model_copy(update={"observed_generation": None, "spec_digest": None}))
+            resource = resource.with_pinned(pinning.reopened(resource.pinned))
         standing = pinning.standing_of(resource, snapshot.pods, ran=is_recorded(revision, RAN_ANNOTATION))
         progress = reading.named(snapshot.deployment, "Progressing", "status", "conditions").get("reason")
         served = is_recorded(revision, SERVED_ANNOTATION) or resource.status.ready_replicas or progress == "NewReplicaSetAvailable"
@@ -345,8 +345,7 @@ class Observer:
             return resource, self.configs.ask(resource)
         is_incomplete = plan.awaits_facts and not served
         if is_incomplete or may_move:
-            # without what shows that it is in force; a new plan keeps its GPU if the model still fits
-            without = resource.with_pinned(plan.model_copy(update={"observed_generation": None, "spec_digest": None}))
+            without = resource.with_pinned(pinning.reopened(plan))
             answer = self.configs.ask(without)
             if answer is not None:
                 return without if is_incomplete and answer.config is not None else resource, answer

@@ -40,7 +40,7 @@ from vllm_operator.controller.plan_store import PlanStore
 from vllm_operator.controller.user_data import KnownCrashes
 from vllm_operator.inventory.pools import Inventory
 from vllm_operator.kube import client as kube
-from vllm_operator.kube.client import ClusterClient, ClusterError, Forbidden, Invalid, LogRequest, Manifest, NotFound
+from vllm_operator.kube.client import ClusterClient, ClusterError, Forbidden, Invalid, LogRequest, Manifest, NotFound, read_log
 from vllm_operator.kube.events import EventReader, record_event, shorten
 from vllm_operator.kube.recent import Recent
 from vllm_operator.pods.view import Phase, PodView, has_run, place_of
@@ -154,13 +154,7 @@ class ExplanationReader:
         metadata = pod["metadata"]
         since = reading.stamp(now - timedelta(seconds=DRAIN_WINDOW_SECONDS))
         request = LogRequest(metadata["namespace"], metadata["name"], CONTAINER, follow=False, since=since, limit_bytes=DRAIN_BYTES)
-        content = b""
-        async with self._client.stream_log(request) as stream:
-            async for chunk in stream:
-                content += chunk
-                if len(content) >= DRAIN_BYTES:
-                    break
-        return content[:DRAIN_BYTES].decode("utf-8", "replace").splitlines()
+        return (await read_log(self._client, request, DRAIN_BYTES)).decode("utf-8", "replace").splitlines()
 
 
 @dataclass(frozen=True, slots=True)

@@ -232,3 +232,14 @@ class ClusterClient(Protocol):
         With `follow`, this waits for the first line without a timeout, because a kubelet does not respond earlier. The end of the stream
         does not mean that the container has ended: it also ends when the kubelet restarts.
         """
+
+
+async def read_log(client: ClusterClient, request: LogRequest, limit: int) -> bytes:
+    """Return at most `limit` bytes of a log. Raises ClusterError."""
+    content = b""
+    async with client.stream_log(request) as chunks:
+        async for chunk in chunks:
+            content += chunk
+            if len(content) >= limit:
+                break
+    return content[:limit]

@@ -87,6 +87,11 @@ def is_in_force(pinned: Plan | None, resource: VLLMDeployment) -> bool:
     return same or (pinned.spec_digest is not None and pinned.spec_digest == digest_of(resource.spec))
 
 
+def reopened(pinned: Plan) -> Plan:
+    """Return a plan without what shows that it is in force. A new plan keeps its GPU if the model still fits."""
+    return pinned.model_copy(update={"observed_generation": None, "spec_digest": None})
+
+
 def needs_usage(resource: VLLMDeployment, inventory: Inventory, standing: Standing = Standing.NEW, *, listed_pools: int = 0) -> bool:
     """Return whether a new plan chooses between several kinds of GPUs, in the inventory or in `listed_pools` other node pools.
 

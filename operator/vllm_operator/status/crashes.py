@@ -264,7 +264,7 @@ def _status(
         signature=wording.clean(crash.signature, 128),
         cause=cause,
         remedy=remedy or None,
-        reference=_page(crash.signature) if crash.signature in observed.knowledge.documented else _own_page(crash.reference),
+        reference=f"{PAGES}/{crash.signature}" if crash.signature in observed.knowledge.documented else _own_page(crash.reference),
         pod=view.name,
         node=view.node or None,
         exit_code=code,
@@ -358,12 +358,7 @@ def _restore(crash: CrashStatus, signatures: Mapping[str, Signature]) -> CrashSt
     captures = max(({name: value for name, value in groups.items() if value is not None} for groups in found), key=len, default={})
     values = [(name, value) for name, value in captures.items() if value]
     cause, remedy = (wording.clean(fill_in(text, values), 1000) for text in (signature.cause, signature.remedy))
-    return crash.model_copy(update={"cause": cause, "remedy": remedy or None, "reference": _page(signature.id)})
-
-
-def _page(name: str) -> str:
-    """Return the address of the page about a crash in the documentation."""
-    return f"{PAGES}/{name}"
+    return crash.model_copy(update={"cause": cause, "remedy": remedy or None, "reference": f"{PAGES}/{signature.id}"})
 
 
 def _own_page(reference: str | None) -> str | None:
