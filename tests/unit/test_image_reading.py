@@ -268,3 +268,14 @@ def test_the_job_has_no_gpu_no_token_no_root_and_little_of_everything() -> None:
     context = container["securityContext"]
     assert (context["runAsNonRoot"], context["runAsUser"], context["readOnlyRootFilesystem"]) == (True, 65532, True)
     assert "env" not in container
+
+
+@pytest.mark.parametrize(
+    ("context", "user"),
+    [({}, 65532), ({"runAsNonRoot": True}, None), ({"runAsNonRoot": True, "runAsUser": 7}, 7), ({"runAsUser": 0}, 65532)],
+    ids=["nothing said", "a platform that chooses the user, as OpenShift", "a user", "root"],
+)
+def test_the_job_runs_as_the_user_of_the_template_or_as_one_without_rights(context: Any, user: int | None) -> None:
+    resource: VLLMDeployment = deployment(engine={"image": IMAGE}, podTemplate={"spec": {"securityContext": context}})
+    [container] = render_reading(resource, IMAGE, TOOLS_IMAGE)["spec"]["template"]["spec"]["containers"]
+    assert container["securityContext"].get("runAsUser") == user

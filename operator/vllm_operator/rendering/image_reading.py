@@ -111,20 +111,19 @@ def read_record(image: str, record: Mapping[str, Any]) -> ImageReading:
 def render_reading(resource: VLLMDeployment, image: str, tools_image: str) -> dict[str, Any]:
     """Render the Job. Its name covers what the failure is kept for, so no other Job follows one that failed."""
     template = reading.mapping(resource.spec.pod_template, "spec")
+    security = dict(reading.mapping(template, "securityContext"))
+    user = run_as_user(resource.spec.pod_template) or (None if security.get("runAsNonRoot") else _USER)  # None: OpenShift chooses it
     container = {
         "name": READER,
         "image": image,
         "command": tool_command("read-build", "/"),
         "resources": copy.deepcopy(_RESOURCES),
-        "securityContext": {
-            **operator_container({}, tools_image, "read-build")["securityContext"],
-            "runAsUser": run_as_user(resource.spec.pod_template) or _USER,
-        },
+        "securityContext": operator_container({}, tools_image, "read-build")["securityContext"] | ({"runAsUser": user} if user else {}),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [dict(TOOLS_MOUNT)],
     }
     fields = {
-        "securityContext": dict(reading.mapping(template, "securityContext")),
+        "securityContext": security,
         "tolerations": [*tolerations_of(resource.spec.pod_template), *map(dict, DEFAULT_TOLERATIONS)],
         "containers": [container],
     }
