@@ -48,8 +48,11 @@ test: $(STAMP) testenv ## Unit tests, and the shorter tests on a real control pl
 	$(BIN)/pytest tests --ignore tests/node -m "not extended" $(PARALLEL)
 
 .PHONY: test-extended
-test-extended: $(STAMP) testenv ## Longer tests: full matrices, many examples per property, more on a real control plane
+test-extended: $(STAMP) testenv ## Longer tests: full matrices, more on a real control plane
 	$(BIN)/pytest tests/unit tests/cluster -m "extended and not chaos" $(PARALLEL) --no-loadscope-reorder
+
+.PHONY: test-properties
+test-properties: $(STAMP) ## Property tests with 1,000 examples each; `make test` takes 20
 	$(BIN)/pytest tests/unit -m hypothesis --hypothesis-profile thorough --timeout 600 -n $(WORKERS)
 
 VERSION ?= 1.30
