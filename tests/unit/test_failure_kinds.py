@@ -329,6 +329,31 @@ CASES: dict[str, tuple[list[str], str]] = {
         "RuntimeError: shape '[32, 64, 576]' is invalid for input of size 1343488",
     ),
     "CacheShapeRefused": (["vllm/third_party/flashmla/x.py"], "RuntimeError: kv must have shape (num_blocks, page_block_size, h_kv)"),
+    "OffloadBlockSizesDiffer": (
+        ["vllm/v1/simple_kv_offload/manager.py", "vllm/v1/core/kv_cache_utils.py"],
+        "AssertionError: block_size=8 is no multiple of hash_block_size=32",
+    ),
+    "OffloadFilesMixedUp": (["llmd_fs_backend/worker.py:transfer_async"], "AssertionError: Expected group_idx=2 but key encodes 1"),
+    "LoraSlicesDiffer": (["vllm/lora/layers/column_parallel_linear.py:slice_lora_b"], "IndexError: list index out of range"),
+    "ModelWithoutStates": (
+        ["vllm/v1/worker/gpu_model_runner.py:_get_mamba_bufs", "torch/nn/modules/module.py:__getattr__"],
+        "AttributeError: 'OddForCausalLM' object has no attribute 'get_mamba_state_copy_func'",
+    ),
+    "InputSchemaRefused": (["vllm/utils/tensor_schema.py:validate"], "ValueError: image_sizes contains inconsistent shapes: (3) vs (2)"),
+    "UnloadedPartRun": (
+        ["vllm/v1/worker/gpu/model_runner.py:_dummy_run", "vllm/_custom_ops.py"],
+        "NotImplementedError: _C::odd: attempted to run this operator with Meta tensors, but there was no fake impl",
+    ),
+    "TpuCoreHalted": (
+        ["tpu_inference/runner/tpu_runner.py"],
+        "jax.errors.JaxRuntimeError: INTERNAL: E0200: RuntimeUnexpectedCoreHalt: odd",
+    ),
+    "TpuModelUnsupported": (
+        ["tpu_inference/models/vllm/wrapper.py", "vllm/model_executor/models/odd.py"],
+        "TypeError: unsupported operand type(s) for *: 'Tensor' and 'Tensor'",
+    ),
+    "MemoryHandleRefused": ([WORKER], "RuntimeError: hipIpcGetMemHandle -> 1 (invalid argument)"),
+    "DoublePrecisionMissing": ([WORKER], "RuntimeError: Required aspect fp64 is not supported on the device"),
 }
 
 

@@ -34,7 +34,10 @@ VARIATIONS: dict[str, tuple[str, ...]] = {
     "devices": ("", "CpuDevice"),
     "pool": ("", "75497472000"),
     "unlinked": ("", "libcuda.so.1"),
-    "notices": ("", "PackagesReplaced"),
+    "runner": ("", "V2"),
+    "offloader": ("", "UVAOffloader"),
+    "switch": ("", "USE_MOE_EP_KERNEL"),
+    "notices": ("", "PackagesReplaced", "ExpandableSegments IpcModeLegacy"),
     "stage": ("", "WeightLoad", "MemoryProfiling", "Ready"),
     "utilization": ("", "0.3", "0.92"),
     "chosen": ("", "FLASHINFER"),
@@ -43,6 +46,8 @@ VARIATIONS: dict[str, tuple[str, ...]] = {
     "spare": ("", "-3.2", "40.1"),
     "positions": ("", "40960"),
     "loopback": ("", "127.0.0.1"),
+    "looped": ("", "127.0.0.1"),
+    "speculated": ("", "spec-decode"),
     "limit": ("", "none", "64Gi"),
     "moe": ("", "FLASHINFER_CUTLASS (NvFp4)"),
     "attention": ("", "FLASHINFER_MLA"),
@@ -133,6 +138,12 @@ def test_the_texts_of_a_family_are_sentences_with_and_without_what_the_log_shows
         (("library", "libfoo.so.1"),),
         (("mps", "MPS"),),
         (("aborted", "cmpl-1"), ("devices", "CpuDevice"), ("notices", "TpuEnvironmentInvalid"), ("given", "{'omni': 'dspark'}")),
+        (("notices", "ExpandableSegments"), ("switch", "USE_MOE_EP_KERNEL"), ("stage", "Ready"), ("runner", "V2")),
+        (
+            ("notices", "IpcModeLegacy"),
+            ("given", "kv_connector='MultiConnector'"),
+            ("traceback", "simple_kv_offload inconsistent fake_tensor"),
+        ),
     ):
         assert reads_well(f"{fill_in(kind.cause, known)}.")
         assert reads_well(fill_in(kind.remedy, known))

@@ -10,8 +10,12 @@ from vllm_operator.logs.state import Stage
 KNOWLEDGE = load_startup()
 FATAL = {signature.id for signature in KNOWLEDGE.signatures if signature.severity is Severity.FATAL and not signature.is_echo}
 SAMPLES = [sample for sample in load_signature_samples() if sample.signature in FATAL]
-# A warning of a library explains nothing beside an error.
-ERRORS = [sample for sample in SAMPLES if not (sample.signature == "NixlUnavailable" and "WARN" in sample.text)]
+# A warning of a library explains nothing beside an error. Arguments are a record of their own, in no traceback.
+ERRORS = [
+    sample
+    for sample in SAMPLES
+    if not (sample.signature == "NixlUnavailable" and "WARN" in sample.text) and "non-default args" not in sample.text
+]
 
 
 def parsed(text: str) -> StartupParser:

@@ -85,7 +85,7 @@ def test_every_pattern_has_an_anchor_that_its_lines_contain(signature: Signature
 NAMED = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+|VLLM_[A-Z0-9_]*[A-Z0-9]")
 CHANGES = [(signature.id, change) for signature in KNOWLEDGE.signatures for change in (*signature.environment, *signature.arguments)]
 # Not vLLM's own: read by CUDA, NCCL, PyTorch, Triton, the model hub or the compiler.
-FOREIGN = ("CUDA_", "NCCL_", "GLOO_", "HF_", "TORCH", "TRITON_", "PYTORCH_", "FLASHINFER_", "TIKTOKEN_", "UCX_", "XDG_")
+FOREIGN = ("CUDA_", "NCCL_", "GLOO_", "HF_", "TORCH", "TRITON_", "PYTORCH_", "FLASHINFER_", "TIKTOKEN_", "UCX_", "XDG_", "HSA_")
 FOREIGN_NAMES = {"USER", "HOME", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "CC", "TMPDIR", "MAX_JOBS", "FORCE_NUM_KV_SPLITS"} | {
     "PYTHONFAULTHANDLER",
     "OMP_NUM_THREADS",

@@ -34,6 +34,20 @@ NIXL = "vllm/distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py"
 LORA_MOE = "vllm/lora/layers/fused_moe.py"
 KV_MANAGER = "vllm/v1/core/single_type_kv_cache_manager.py"
 LAUNCH = "vllm/v1/engine/utils.py"
+RUNNER, PARALLEL = "vllm/v1/worker/gpu_model_runner.py", "vllm/distributed/parallel_state.py"
+OMNI_DIED = "StageEngineCoreProc encountered a fatal error."
+PIECEWISE = (
+    "(Worker_TP1 pid=8) WARNING 11-02 10:00:20 [compilation.py:1405] CUDAGraphMode.FULL_AND_PIECEWISE is not supported with spec-decode "
+    "for attention backend OddBackend (support: AttentionCGSupport.NEVER); setting cudagraph_mode=PIECEWISE\n"
+)
+MULTI = (
+    "kv_connector='MultiConnector', kv_role='kv_consumer', kv_connector_extra_config={'connectors': [{'kv_connector': 'NixlConnector'}, "
+    "{'kv_connector': 'OffloadingConnector'}]}"
+)
+KV_SHORT = (
+    "ValueError: To serve at least one request with the model's max seq len (65536), 8.0 GiB KV cache is needed, which is larger than the "
+    "available KV cache memory (6.0 GiB)."
+)
 OFFLOADING = "vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py"
 ABORTED = "(APIServer pid=1) INFO 11-02 10:00:28 [async_llm.py:742] Aborted request(s) chatcmpl-8c41.\n"
 NIGHTLY = "(EngineCore pid=7) INFO 11-02 10:00:20 [core.py:112] Initializing a V1 LLM engine (v0.27.1rc1.dev3) with config: model='org/m'\n"
@@ -1409,6 +1423,356 @@ CASES = {
         "StructuredOutputFailed",
         "out of step",
         "If speculative decoding",
+    ),
+    "a stage of vLLM-Omni that dies": (
+        READY + failed("RuntimeError: odd", "vllm_omni/model_executor/models/odd.py:forward", title=OMNI_DIED),
+        "ModelCodeFailed",
+        "Try a newer vLLM-Omni",
+        "vllm-project/vllm/issues",
+    ),
+    "a stage of vLLM-Omni of which only the requests tell": (
+        f"{READY}(APIServer pid=1) ERROR 11-02 10:00:40 [orchestrator.py:912] [Orchestrator] req=chatcmpl-1: stage-1 has no live replica; "
+        "failing the request\n",
+        "EngineDead",
+        "engine",
+        "odd",
+    ),
+    "inputs of different sizes in a batch": (
+        READY
+        + failed(
+            "ValueError: pixel_values contains inconsistent shapes: torch.Size([3, 4]) (index 0) vs torch.Size([3, 5]) (index 1)",
+            "vllm_omni/model_executor/models/odd.py:_parse_and_validate_image_input",
+            "vllm/utils/tensor_schema.py:validate",
+            title=OMNI_DIED,
+        ),
+        "InputSchemaRefused",
+        "a bug of vLLM-Omni for this model. It ended the engine",
+        "recipe",
+    ),
+    "an input of an odd shape at the start": (
+        failed("ValueError: image_grid_thw has rank 3 but expected 2", "vllm/utils/tensor_schema.py:validate"),
+        "InputSchemaRefused",
+        "a bug of this vLLM for this model",
+        "Restart it",
+    ),
+    "a library that needs AVX": (
+        "[engine-0:1] FATAL: UCX library was compiled with avx2 but CPU does not support it.\n!!!!!!! Segfault encountered !!!!!!!\n",
+        "IllegalInstruction",
+        "needs the CPU instructions AVX2",
+        "AVX-512",
+    ),
+    "a library of JAX that needs AVX": (
+        "RuntimeError: This version of jaxlib was built using AVX instructions, which your CPU and/or operating system do not support.\n",
+        "IllegalInstruction",
+        "jaxlib in the image needs",
+        "VLLM_CACHE_ROOT",
+    ),
+    "an instruction that is missing, without a library": (
+        "run.sh: line 3:    12 Illegal instruction     (core dumped) vllm serve org/m\n",
+        "IllegalInstruction",
+        "usually AVX-512",
+        "host-passthrough",
+    ),
+    "what a native library says before a signal": (
+        "[engine-0:77:0:77] ib_odd.c:143  Fatal: no odd device\n!!!!!!! Segfault encountered !!!!!!!\n",
+        "NativeCodeCrash",
+        "no odd device",
+        "(Segfault)",
+    ),
+    "a launch failure after hours of service": (
+        given("'max_num_seqs': 4") + lost("RuntimeError: CUDA driver error: unspecified launch failure", RUNNER),
+        "IllegalMemoryAccess",
+        "The GPU, the driver or the host failed",
+        "speculative decoding",
+    ),
+    "a launch failure of a start": (
+        given("'max_num_seqs': 4") + failed("torch.AcceleratorError: CUDA error: unspecified launch failure", RUNNER),
+        "IllegalMemoryAccess",
+        "usually a bug in a kernel",
+        "speculative decoding",
+    ),
+    "a launch failure with drafts": (
+        given("'speculative_config': {'method': 'eagle3'}")
+        + lost("torch.AcceleratorError: CUDA error: unspecified launch failure", RUNNER),
+        "IllegalMemoryAccess",
+        "Start without --speculative-config",
+        "ECC",
+    ),
+    "an illegal access with drafts and piecewise graphs": (
+        given("'speculative_config': {'method': 'mtp', 'num_speculative_tokens': 5}")
+        + PIECEWISE
+        + lost("torch.AcceleratorError: CUDA error: an illegal memory access was encountered", RUNNER),
+        "IllegalMemoryAccess",
+        "Lower num_speculative_tokens in --speculative-config (3 or fewer)",
+        "Retry once",
+    ),
+    "a misaligned address on a follower with drafts": (
+        PIECEWISE + lost("torch.AcceleratorError: CUDA error: misaligned address", f"{LAYERS}mamba/gdn/odd_gdn_linear_attn.py"),
+        "IllegalMemoryAccess",
+        "memory at a misaligned address, usually a bug in a kernel, here with speculative decoding in a linear-attention layer",
+        "num_speculative_tokens",
+    ),
+    "a misaligned address without drafts": (
+        given("'enable_lora': False") + lost("torch.AcceleratorError: CUDA error: misaligned address", RUNNER),
+        "IllegalMemoryAccess",
+        "Retry once",
+        "speculative decoding",
+    ),
+    "expandable segments and a handle of HIP": (
+        "PYTORCH_ALLOC_CONF=garbage_collection_threshold:0.8,expandable_segments:True\n"
+        + failed("RuntimeError: hipIpcGetMemHandle [HIP error](invalid argument)", "aiter/dist/device_communicators/custom_all_reduce.py"),
+        "MemoryHandleRefused",
+        "The cause is expandable_segments:True",
+        "A kernel of AITER",
+    ),
+    "a handle of HIP in the legacy mode": (
+        ":1:rocmemory.cpp :1043: Failed to create memory for IPC, failed with hsa_status: 4097\n"
+        + failed("RuntimeError: hipIpcOpenMemHandle -> 1", "vllm/distributed/device_communicators/quick_all_reduce.py"),
+        "MemoryHandleRefused",
+        "Set HSA_ENABLE_IPC_MODE_LEGACY=0",
+        "The cause is expandable_segments",
+    ),
+    "expandable segments and a handle of CUDA": (
+        "export PYTORCH_CUDA_ALLOC_CONF='expandable_segments:True'\n"
+        + failed("RuntimeError: custom_all_reduce.cuh:455 'invalid argument'", "vllm/_custom_ops.py"),
+        "CustomAllReduceFailed",
+        "Or remove expandable_segments:True",
+        "Possible causes",
+    ),
+    "segments that are not expandable": (
+        "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False\n"
+        + failed("RuntimeError: custom_all_reduce.cuh:455 'invalid argument'", "vllm/_custom_ops.py"),
+        "CustomAllReduceFailed",
+        "a container that does not permit CUDA IPC",
+        "remove expandable_segments",
+    ),
+    "a leader on a loopback address": (
+        given("'master_addr': '127.0.0.1', 'master_port': 29501")
+        + failed("torch.distributed.DistStoreError: Timed out after 301 seconds waiting for clients. 1/4 clients joined.", PARALLEL),
+        "LeaderAddressLoopback",
+        "1 of 4 processes have connected",
+        "NetworkPolicy",
+    ),
+    "a follower that looks for the leader on itself": (
+        given("'node_rank': 1, 'master_addr': 'localhost', 'nnodes': 2")
+        + failed(
+            "torch.distributed.DistNetworkError: The client socket has timed out after 9000ms while trying to connect to (localhost, 25).",
+            PARALLEL,
+        ),
+        "LeaderAddressLoopback",
+        "--master-addr is localhost",
+        "NetworkPolicy",
+    ),
+    "a leader with an address of the network": (
+        given("'master_addr': '10.0.0.1', 'nnodes': 4")
+        + failed("torch.distributed.DistStoreError: Timed out after 301 seconds waiting for clients. 1/4 clients joined.", PARALLEL),
+        "RankMissing",
+        "Find the Pods of the missing processes",
+        "loopback",
+    ),
+    "a connector of another package": (
+        given("'kv_transfer_config': KVTransferConfig(kv_connector='OddConnector', kv_role='kv_both')")
+        + failed("ValueError: Unsupported connector type: OddConnector", "vllm/distributed/kv_transfer/kv_connector/factory.py"),
+        "KvTransferConfigInvalid",
+        "add kv_connector_module_path to --kv-transfer-config",
+        "aibrix_kvcache",
+    ),
+    "a refused connector of an engine that only decodes": (
+        given("'kv_transfer_config': KVTransferConfig(kv_connector='AIBrixPDReuseConnector', kv_role='kv_consumer')")
+        + failed("ValueError: Unsupported connector type: AIBrixPDReuseConnector", "vllm/distributed/kv_transfer/kv_connector/factory.py"),
+        "KvTransferConfigInvalid",
+        "to serve with one engine that prefills and decodes",
+        "Correct what the message names",
+    ),
+    "offloading beside another connector": (
+        given(f"'kv_transfer_config': KVTransferConfig({MULTI})") + lost("AssertionError", f"{OFFLOADING}:_build_store_jobs"),
+        "TransferredRequestLost",
+        "take the OffloadingConnector out of the MultiConnector",
+        "NixlConnector",
+    ),
+    "a request that a store saves after a failed load": (
+        given("'kv_transfer_config': KVTransferConfig(kv_connector='MooncakeStoreConnector', kv_role='kv_both')")
+        + lost(
+            "AssertionError: Missing current block table for store request cmpl-1",
+            "vllm/distributed/kv_transfer/kv_connector/v1/mooncake/store/scheduler.py:_apply_current_save_block_ids",
+        ),
+        "TransferredRequestLost",
+        "(MooncakeStoreConnector) lost track of a request, which it wanted to save",
+        "the other side",
+    ),
+    "block sizes that offloading cannot use": (
+        given("'block_size': 128, 'kv_transfer_config': KVTransferConfig(kv_connector='OffloadingConnector')")
+        + failed("AssertionError: gpu_block_size=48 not divisible by hash_block_size=128.", "vllm/v1/kv_offload/spec.py"),
+        "OffloadBlockSizesDiffer",
+        "or without --block-size",
+        "LMCache",
+    ),
+    "block sizes that simple offloading cannot use": (
+        given("'kv_cache_dtype': 'fp8', 'kv_transfer_config': KVTransferConfig(kv_connector='SimpleCPUOffloadConnector')")
+        + lost(
+            "AssertionError: block_size % hash_block_size == 0",
+            "vllm/v1/simple_kv_offload/manager.py",
+            "vllm/v1/core/kv_cache_utils.py:resolve_block_hashes",
+        ),
+        "OffloadBlockSizesDiffer",
+        "(SimpleCPUOffloadConnector) cannot use the block sizes",
+        "--block-size",
+    ),
+    "a block size without offloading": (
+        given("'block_size': 7") + failed("ValueError: block_size must be a multiple of 16", "vllm/v1/core/kv_cache_utils.py"),
+        "KvBlockSizeUnsupported",
+        "Remove --block-size",
+        "offloading",
+    ),
+    "a connector of llm-d": (
+        given("'kv_transfer_config': KVTransferConfig(kv_connector='OffloadingConnector')")
+        + lost("RuntimeError: odd", "llmd_fs_backend/mediums.py", f"{OFFLOADING}:f", "llmd_fs_backend/worker.py"),
+        "KvOffloadFailed",
+        "the release of llmd_fs_backend",
+        "LMCache",
+    ),
+    "an adapter and a layer with more slices": (
+        given("'enable_lora': True, 'max_loras': 2")
+        + failed(
+            "IndexError: tuple index out of range", "vllm/lora/model_manager.py", "vllm/lora/layers/row_parallel_linear.py:slice_lora_a"
+        ),
+        "LoraSlicesDiffer",
+        "a bug of this vLLM with LoRA",
+        "base_model_name_or_path",
+    ),
+    "an adapter of another model": (
+        given("'enable_lora': True") + failed("KeyError: 'odd'", "vllm/lora/lora_model.py"),
+        "LoraFailed",
+        "base_model_name_or_path",
+        "slices",
+    ),
+    "an input of a request whose places are too many": (
+        given("'mm_processor_cache_gb': 8")
+        + lost("ValueError: Attempted to assign 20 + 30 = 50 multimodal tokens to 60 placeholders", "vllm/model_executor/models/utils.py"),
+        "MultimodalTokensDiffer",
+        "set --mm-processor-cache-gb 0",
+        "--mm-processor-kwargs",
+    ),
+    "places of a start that are too many": (
+        given("'mm_processor_kwargs': {'size': 1}")
+        + failed("ValueError: Attempted to assign 5 multimodal tokens to 6 placeholders", "vllm/model_executor/models/utils.py"),
+        "MultimodalTokensDiffer",
+        "Remove --mm-processor-kwargs",
+        "Restart",
+    ),
+    "a lost result of the encoder and drafts": (
+        lost("AssertionError: Encoder cache miss for 0a1b.", f"{RUNNER}:propose_draft_token_ids", f"{RUNNER}:_gather_mm_embeddings"),
+        "EncoderOutputMissing",
+        "start without --speculative-config",
+        "--no-async-scheduling",
+    ),
+    "a lost result of the encoder": (
+        lost("AssertionError: Encoder cache miss for 0a1b.", f"{RUNNER}:execute_model", f"{RUNNER}:_gather_mm_embeddings"),
+        "EncoderOutputMissing",
+        "--no-async-scheduling",
+        "--speculative-config",
+    ),
+    "a part that an encoder does not load": (
+        "(EngineCore pid=7) INFO 11-02 10:00:20 [gpu_worker.py:288] Using V2 Model Runner\n"
+        + failed(
+            "NotImplementedError: _C::silu_and_mul: attempted to run this operator with Meta tensors, but there was no fake impl",
+            "vllm/v1/worker/gpu/model_runner.py:profile_run",
+            "vllm/_custom_ops.py",
+        ),
+        "UnloadedPartRun",
+        "Set VLLM_USE_V2_MODEL_RUNNER=0",
+        "sleep mode",
+    ),
+    "an operator that the compiler does not know": (
+        failed(
+            "NotImplementedError: _C::odd: attempted to run this operator with Meta tensors, but there was no fake impl or Meta kernel",
+            "torch/_dynamo/utils.py",
+            "torch/_subclasses/fake_tensor.py",
+        ),
+        "UnloadedPartRun",
+        "Start with --enforce-eager",
+        "MODEL_RUNNER",
+    ),
+    "tensors without data after sleep mode": (
+        lost("NotImplementedError: _C::odd: attempted to run this operator with Meta tensors", f"{RUNNER}:execute_model"),
+        "TensorWithoutData",
+        "After sleep mode",
+        "MODEL_RUNNER",
+    ),
+    "weights that are not offloaded": (
+        given("'cpu_offload_gb': 20.0")
+        + "(EngineCore pid=7) INFO 11-02 10:00:20 [gpu_worker.py:288] Using V2 Model Runner\n"
+        + failed(KV_SHORT),
+        "MaxModelLenExceedsKvCache",
+        "--cpu-offload-gb has no effect here",
+        "odd",
+    ),
+    "weights that are offloaded": (
+        given("'cpu_offload_gb': 20.0")
+        + "(EngineCore pid=7) INFO 11-02 10:00:20 [gpu_worker.py:288] Using V2 Model Runner\n"
+        + "(EngineCore pid=7) INFO 11-02 10:00:21 [base.py:58] Offloader set to PrefetchOffloader\n"
+        + failed(KV_SHORT),
+        "MaxModelLenExceedsKvCache",
+        "ower --max-model-len",
+        "--cpu-offload-gb",
+    ),
+    "states of Mamba for a model without them": (
+        given("'mamba_cache_mode': 'all', 'async_scheduling': False")
+        + lost("AttributeError", f"{RUNNER}:_get_mamba_bufs", "vllm/compilation/cuda_graph.py:__getattr__"),
+        "ModelWithoutStates",
+        "because --mamba-cache-mode is set",
+        "--async-scheduling",
+    ),
+    "a part that the model lacks in its wrapper of graphs": (
+        given("'async_scheduling': False")
+        + lost("AttributeError: odd", f"{RUNNER}:execute_model", "vllm/compilation/cuda_graph.py:__getattr__"),
+        "ModelRunnerFailed",
+        "optional",
+        "capture of CUDA graphs",
+    ),
+    "a halted TPU with a kernel that is off by default": (
+        "INFO 11-02 10:00:01 [tpu_platform.py:214] USE_MOE_EP_KERNEL=1\n"
+        + lost("jax.errors.JaxRuntimeError: INTERNAL: E0200: RuntimeUnexpectedCoreHalt: odd", "tpu_inference/runner/tpu_runner.py"),
+        "TpuCoreHalted",
+        "Set USE_MOE_EP_KERNEL=0",
+        "Ray",
+    ),
+    "a halted TPU": (
+        "INFO 11-02 10:00:01 [tpu_platform.py:214] USE_MOE_EP_KERNEL=0\n"
+        + lost("jax.errors.JaxRuntimeError: INTERNAL: E0200: RuntimeUnexpectedCoreHalt: odd", "tpu_inference/runner/tpu_runner.py"),
+        "TpuCoreHalted",
+        "usually a kernel (Pallas) with a bug",
+        "USE_MOE_EP_KERNEL=",
+    ),
+    "a model that torchax does not translate": (
+        failed("AttributeError: 'Tensor' object has no attribute '_elem'", "vllm/model_executor/models/odd.py", "torchax/ops/jaten.py"),
+        "TpuModelUnsupported",
+        "MODEL_IMPL_TYPE=flax_nnx",
+        "vllm-project/vllm/issues",
+    ),
+    "a model of which a GPU refuses an operation": (
+        failed("TypeError: unsupported operand type(s) for +: 'Tensor' and 'Tensor'", "vllm/model_executor/models/odd.py"),
+        "ModelCodeFailed",
+        "newer vLLM",
+        "TPU",
+    ),
+    "memory of another GPU that oneCCL cannot open": (
+        failed("RuntimeError: oneCCL: ze_fd.cpp:9 f: EXCEPTION: ze error at zeMemGetIpcHandle, code: ZE_RESULT_ERROR_UNKNOWN", PARALLEL),
+        "OneCclFailed",
+        "CCL_SYCL_ALLREDUCE_SIMPLE_THRESHOLD",
+        "without another PyTorch",
+    ),
+    "oneCCL without its library": (
+        failed("RuntimeError: oneCCL: odd", PARALLEL),
+        "OneCclFailed",
+        "without another PyTorch",
+        "CCL_SYCL",
+    ),
+    "an Intel GPU without double precision": (
+        failed("RuntimeError: Double precision is not supported on this device", RUNNER),
+        "DoublePrecisionMissing",
+        "Battlemage",
+        "setting that the message names",
     ),
     "a cache that is read in another layout": (
         given("'max_num_seqs': 16")

@@ -27,9 +27,9 @@ ECHO_PRIORITY = 20
 TEXT_LIMIT, LIST_LIMIT = 600, 16
 """Maximum characters of a text, and maximum length of a list, except of those that only ship with the operator."""
 
-_CIRCUMSTANCES = ("device", "platform", "version", "eager", "nccl", "cached")
-_LOGGED = ("gemm", "given", "survived", "fusions", "qwix", "built", "fixed", "aborted", "devices", "pool", "unlinked")
-SETTINGS = ("utilization", *_CIRCUMSTANCES, *_LOGGED, "chosen", "step", "graphs", "positions", "loopback", "spare")
+_CIRCUMSTANCES = ("device", "platform", "version", "eager", "nccl", "cached", "runner", "offloader")
+_LOGGED = ("gemm", "given", "survived", "fusions", "qwix", "built", "fixed", "aborted", "devices", "pool", "unlinked", "switch")
+SETTINGS = ("utilization", *_CIRCUMSTANCES, *_LOGGED, "chosen", "step", "graphs", "positions", "loopback", "spare", "looped", "speculated")
 FACTS = ("stage", "limit", "attention", "moe", "options", "traceback", "notices", *SETTINGS)
 """Names that every text may use in addition to captures: the stage of the start, the memory limit of the container (`none` without one),
 backends, arguments and optional flags that the log shows, the last frames of the error, notices, and `SETTINGS`, from lines."""

@@ -533,7 +533,7 @@ class CrashTracker:
     def _match(self, process: str, text: str, number: int, *, provisional: bool = False, weak: bool = False, sure: bool = True) -> bool:
         """Collect the signatures that the line matches. Return whether one of them explains the crash."""
         known = False
-        stage = f"stage {self.stage} after "
+        stage = f"stage {self.stage} after {self.settings.get('looped', '')} "
         for match in self._recognizer.find(text, lambda: (*self.tracebacks.frames(process), text, stage + " ".join(self._found.evidence))):
             if not (sure or match.is_reported_by(text)):
                 continue
