@@ -11,7 +11,7 @@ from support.gpus import inventory_of, real_node
 from support.plans import deployment
 from vllm_operator.api.labels import RACE_ANNOTATION
 from vllm_operator.api.spec import OptimizeFor
-from vllm_operator.caches.measurement import MAX_PAIRS, Entrant, RaceRecord, read_race
+from vllm_operator.caches.measurement import MAX_PAIRS, Entrant, RaceRecord, RunEnd, read_race
 from vllm_operator.caches.race import with_entrant, with_results
 from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.rules import Rivals
@@ -37,10 +37,12 @@ def new_race(count: int, *, optimize_for: OptimizeFor = "Throughput") -> RaceRec
 def held(seed: int, engines: Speeds, *, optimize_for: OptimizeFor = "Throughput") -> tuple[RaceRecord, list[int]]:
     """Run a race to its end, each time from the record as read; return the record and which entrants ran."""
     chosen, ran, record = random.Random(seed), list[int](), new_race(len(engines), optimize_for=optimize_for)
-    while (number := record.next) is not None:
+    while (number := record.next_entrant) is not None:
         assert record.winner is None
         ran.append(number)
-        kept = {RACE_ANNOTATION: record.after(speeds.run(chosen, **engines[number])).model_dump_json(by_alias=True, exclude_defaults=True)}
+        kept = {
+            RACE_ANNOTATION: record.with_result(speeds.run(chosen, **engines[number])).model_dump_json(by_alias=True, exclude_defaults=True)
+        }
         again = read_race({"metadata": {"annotations": kept}})
         assert again is not None
         record = again
@@ -102,21 +104,21 @@ def test_latency_counts_the_speed_for_one_client() -> None:
 
 
 def test_a_backend_that_crashes_is_out_with_its_diagnosis() -> None:
-    record = new_race(2).after(speeds.run(random.Random(1))).after(("failure", "CUDA out of memory."))
-    assert (record.next, record.winner) == (None, None), "there is nothing to compare"
+    record = new_race(2).with_result(speeds.run(random.Random(1))).with_result(RunEnd("CUDA out of memory.", is_failure=True))
+    assert (record.next_entrant, record.winner) == (None, None), "there is nothing to compare"
     assert record.entrants[1].failure == "CUDA out of memory."
 
 
 def test_without_the_default_there_is_no_race() -> None:
-    record = new_race(2).after(("failure", "It crashes."))
-    assert (record.next, record.winner, record.skipped) == (None, None, "It crashes.")
+    record = new_race(2).with_result(RunEnd("It crashes.", is_failure=True))
+    assert (record.next_entrant, record.winner, record.skipped) == (None, None, "It crashes.")
 
 
 def test_figures_of_another_load_are_not_compared() -> None:
     one = speeds.run(random.Random(1), speed=2.0)
     other = one.loads[0].model_copy(update={"clients": 5})
-    record = new_race(2).after(speeds.run(random.Random(1))).after(one.model_copy(update={"loads": (other,)}))
-    assert (record.next, record.winner) == (None, None)
+    record = new_race(2).with_result(speeds.run(random.Random(1))).with_result(one.model_copy(update={"loads": (other,)}))
+    assert (record.next_entrant, record.winner) == (None, None)
 
 
 def test_the_winner_is_a_rule_that_says_what_was_measured() -> None:
@@ -141,10 +143,10 @@ def rivals(**backends: str) -> Rivals | None:
 def test_rivals_are_backends_that_work_where_the_user_pins_none() -> None:
     found, pinned = rivals(tuning="Measure"), rivals(tuning="Measure", attention="FLASH_ATTN")
     assert found is not None
-    assert found[1][:3] == [("Attention", "FLASHINFER"), ("Sampler", "FLASHINFER"), ("Attention", "TRITON_ATTN")]
-    assert (found[0]["architectures"], found[0]["versions"]) == ("sm_90", "==0.20.1")
+    assert found.backends[:3] == [("Attention", "FLASHINFER"), ("Sampler", "FLASHINFER"), ("Attention", "TRITON_ATTN")]
+    assert (found.when["architectures"], found.when["versions"]) == ("sm_90", "==0.20.1")
     assert pinned is not None
-    assert {component for component, _ in pinned[1]} == {"Sampler"}
+    assert {component for component, _ in pinned.backends} == {"Sampler"}
     assert rivals() is None, "nobody asks for a race"
 
 

@@ -15,7 +15,7 @@ from support.operators import Bench
 from support.tools import command
 from vllm_operator.api import reading
 from vllm_operator.api.labels import GATE_ANNOTATION, MEASURER, RUN_ANNOTATION
-from vllm_operator.caches.measurement import MAX_PAIRS, GateRecord, Measurement, compare, is_decided, read_measurement, read_record
+from vllm_operator.caches.measurement import MAX_PAIRS, GateRecord, Measurement, compare, is_decided, read_gate_record, read_measurement
 from vllm_operator.kube.client import DEPLOYMENT, EVENT, POD, REVISION
 
 LOAD = {"input_tokens": 32, "output_tokens": 8, "concurrency": [1, 4], "seconds": 0.3}
@@ -122,7 +122,7 @@ def test_what_is_worse_is_named_with_both_figures() -> None:
     "text", ["", "{", "[]", "{}", '{"before": [{"loads": 3}], "after": "x"}', '{"before": [null]}', '{"against": 1e999}', "[" * 20_000]
 )
 def test_a_record_that_somebody_changed_is_no_comparison(text: str) -> None:
-    record = read_record(text)
+    record = read_gate_record(text)
     assert record is None or not (record.before or record.after or record.is_over)
 
 
@@ -250,7 +250,7 @@ async def test_a_restart_of_the_operator_repeats_no_run(bench: Bench, gate: Gate
     bench.restart()
     await gate.fleet.settle()
     assert gate.run() == "2"
-    record = read_record(gate.record())
+    record = read_gate_record(gate.record())
     assert record is not None
     assert (len(record.before), len(record.after)) == (1, 1)
 

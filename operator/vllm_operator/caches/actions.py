@@ -69,7 +69,7 @@ def plan_cache_actions(
     rechecks = [priming.activity.recheck_seconds, publication.recheck_seconds if publication else None]
     rechecks += [RECHECK_SECONDS] if context.hold is not None or priming.activity.limit is not None else []
     gate = priming.activity.gate
-    if gate is not None and (gate.run or not gate.is_recorded):
+    if gate is not None and (gate.run_name or not gate.is_recorded):
         rechecks.append(GATE_RECHECK_SECONDS if gate.is_recorded else RECORDED_SECONDS)
     activity = replace(
         priming.activity,
@@ -80,7 +80,7 @@ def plan_cache_actions(
         cleaning=cleaning,
     )
     applied = apply_priming(fitted, priming, context, caches)
-    if gate is not None and gate.run:
+    if gate is not None and gate.run_name:
         applied += [render_gate_run(manifest, gate, context) for manifest in fitted if is_workload(manifest)]
     return CacheActions(applied, writable(record), activity, need, publishing, fetching, held_replicas(priming, context))
 

@@ -117,18 +117,18 @@ class Gate:
     record: GateRecord
     is_held: bool  # whether the rollout waits
     is_recorded: bool = True  # whether the record is on the ControllerRevision; if not, it is written before anything else happens
-    run: str = ""  # the run that is measured now; empty if the comparison is over
+    run_name: str = ""  # the run that is measured now; empty if the comparison is over
     is_new: bool = True  # whether it runs the new plan
 
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """A race of backends. `record` is None if it has not begun, `holder` the ControllerRevision with the record."""
+    """A race of backends. `record` is None if it has not begun, `revision` names the ControllerRevision with it."""
 
     record: RaceRecord | None
-    holder: str
+    revision: str
     is_recorded: bool = True  # whether it has this record; if not, it is written before anything else happens
-    run: str = ""  # the run that is measured now
+    run_name: str = ""  # the run that is measured now
     number: int = 0  # the entrant that runs
     waits: Literal["", "unplanned", "drifted", "unsettled"] = ""  # why it does not begin or go on now
 
@@ -195,9 +195,9 @@ class CacheContext:
     device: str = "GPU"  # the kind of device that each Pod requests, in words
     room: Room | None = None  # the devices for Pods of the plan; None if unknown
     hold: HeldRollout | None = None  # what the rollout waits for (`vllm_operator.caches.rollout`)
-    revision: str = ""  # name of the ControllerRevision of the plan, if the Pod template differs
-    serving: str = ""  # name of the ControllerRevision from which the live Deployment was rendered, likewise
-    measured: str = ""  # what was measured before the rollout, from the ControllerRevision of the plan
+    new_revision: str = ""  # name of the ControllerRevision of the plan, if the Pod template differs
+    serving_revision: str = ""  # name of the ControllerRevision from which the live Deployment was rendered, likewise
+    gate_record_text: str = ""  # what was measured before the rollout, from the ControllerRevision of the plan
 
     @property
     def manifests(self) -> tuple[Manifest, ...]:

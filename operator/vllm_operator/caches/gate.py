@@ -20,11 +20,11 @@ from vllm_operator.api.resource import template_spec
 from vllm_operator.caches.artifacts import readiness_request
 from vllm_operator.caches.context import CacheContext, Gate, is_primer
 from vllm_operator.caches.jobs import read_report
-from vllm_operator.caches.measurement import GateRecord, Measurement, read_measurement, read_record
+from vllm_operator.caches.measurement import GateRecord, Measurement, RunEnd, read_gate_record, read_measurement
 from vllm_operator.caches.priming import find_obstacle, render_primer
 from vllm_operator.caches.rollout import MAX_RESTARTS
 from vllm_operator.pods.tools import operator_container, with_tools
-from vllm_operator.pods.view import Phase
+from vllm_operator.pods.view import Phase, PodView
 from vllm_operator.text import wording
 
 API_KEY_VARIABLE = "VLLM_API_KEY"
@@ -48,22 +48,28 @@ def plan_gate(context: CacheContext) -> Gate | None:
     if context.resource.rolled_back_to is not None or not any(view.phase is Phase.READY for _, view in context.replicas):
         return None
     load = load_of(rollout.workload)
-    known = read_record(context.measured)
-    record = known if known is not None and (known.against, known.load) == (context.serving, in_words(load)) else None
-    record = record or GateRecord(against=context.serving, load=in_words(load))
+    record = read_gate_record(context.gate_record_text)
+    if record is None or (record.against, record.load) != (context.serving_revision, in_words(load)):
+        record = GateRecord(against=context.serving_revision, load=in_words(load))
     if record.is_over:
         return Gate(record=record, is_held=bool(record.failure or record.worse))
     is_new = len(record.after) == len(record.before)  # the new plan first: if it cannot start, nothing else is needed
-    run = f"{context.revision}/{len(record.before) + len(record.after)}"
-    primers = (view for view in context.pods if is_primer(view))
-    pods = [view for view in primers if reading.text(view.manifest, "metadata", "annotations", RUN_ANNOTATION) == run]
+    run_name = f"{context.new_revision}/{len(record.before) + len(record.after)}"
+    pods = pods_of_run(context, run_name)
     for view in pods:
         if (found := read_run(view.manifest, is_new=is_new)) is not None:
-            return Gate(record=_with_run(record, found, is_new=is_new), is_held=True, is_recorded=False, run=run, is_new=is_new)
+            record = _with_run(record, found, is_new=is_new)
+            return Gate(record=record, is_held=True, is_recorded=False, run_name=run_name, is_new=is_new)
     crashes = not is_new and any(view.phase is Phase.CRASHED and view.restarts >= MAX_RESTARTS for view in pods)
     if (obstacle := SEVERAL_NODES if context.plan.nodes else CURRENT_CRASHES if crashes else find_obstacle(context, pods)) is not None:
         return Gate(record=record.model_copy(update={"skipped": obstacle}), is_held=True, is_recorded=False)
-    return Gate(record=record, is_held=True, run=run, is_new=is_new)
+    return Gate(record=record, is_held=True, run_name=run_name, is_new=is_new)
+
+
+def pods_of_run(context: CacheContext, run_name: str) -> list[PodView]:
+    """Return the Pods of the primer of a run."""
+    primers = (view for view in context.pods if is_primer(view))
+    return [view for view in primers if reading.text(view.manifest, "metadata", "annotations", RUN_ANNOTATION) == run_name]
 
 
 def load_of(workload: WorkloadSpec | None) -> dict[str, Any]:
@@ -78,8 +84,8 @@ def in_words(load: Mapping[str, Any]) -> str:
     return f"prompts of {load['input_tokens']} tokens, answers of {load['output_tokens']}, {clients} clients, {load['seconds']} s each"
 
 
-def read_run(pod: Mapping[str, Any], *, is_new: bool) -> Measurement | tuple[str, str] | None:
-    """Return the figures of a run, or how it ends the comparison (`failure` or `skipped`) and why; None while it is measured."""
+def read_run(pod: Mapping[str, Any], *, is_new: bool) -> Measurement | RunEnd | None:
+    """Return the figures of a run, or why it has none; None while it is measured."""
     report = read_report(reading.named(pod, MEASURER, "status", "containerStatuses", key="name"))
     if report is None:
         return None
@@ -88,12 +94,12 @@ def read_run(pod: Mapping[str, Any], *, is_new: bool) -> Measurement | tuple[str
         return measured
     why = reading.text(found, "message") or reading.text(ended, "message") or "The measurement ended without a report."
     is_refused = reading.text(found, "result") == "Unsupported"  # by the server: it cannot be measured with this load
-    return "failure" if is_new and not is_refused else "skipped", wording.clean(why, _MAX_MESSAGE)
+    return RunEnd(wording.clean(why, _MAX_MESSAGE), is_failure=is_new and not is_refused)
 
 
-def _with_run(record: GateRecord, found: Measurement | tuple[str, str], *, is_new: bool) -> GateRecord:
-    if not isinstance(found, Measurement):
-        return record.model_copy(update={found[0]: found[1]})
+def _with_run(record: GateRecord, found: Measurement | RunEnd, *, is_new: bool) -> GateRecord:
+    if isinstance(found, RunEnd):
+        return record.model_copy(update={"failure" if found.is_failure else "skipped": found.why})
     runs = {"after": (*record.after, found)} if is_new else {"before": (*record.before, found)}
     return record.model_copy(update=runs)
 
@@ -103,16 +109,16 @@ def render_gate_run(manifest: Mapping[str, Any], gate: Gate, context: CacheConte
     base = copy.deepcopy(dict(manifest))
     if not gate.is_new:
         base["spec"]["template"] = copy.deepcopy(dict(reading.mapping(context.deployment, "spec", "template")))
-    return render_run(base, gate.run, context)
+    return render_run(base, gate.run_name, context)
 
 
-def render_run(base: Mapping[str, Any], run: str, context: CacheContext) -> dict[str, Any]:
+def render_run(base: Mapping[str, Any], run_name: str, context: CacheContext) -> dict[str, Any]:
     """Render the primer of a run from the Deployment of the plan that is measured."""
     beside_replicas = context.is_one_node or reading.is_one_node(context.weights_modes)
     engine = reading.named(template_spec(base), CONTAINER, "containers", key="name")
     primer = render_primer(base, beside_replicas=beside_replicas)
     template = primer["spec"]["template"]
-    annotations = {**(template["metadata"].get("annotations") or {}), RUN_ANNOTATION: run}
+    annotations = {**(template["metadata"].get("annotations") or {}), RUN_ANNOTATION: run_name}
     template["metadata"] = {**template["metadata"], "annotations": annotations}
     spec = template["spec"]
     container = _measurer(context, spec, engine)

@@ -25,7 +25,7 @@ LIMIT = 0.12
 FIRST_TOKEN_LIMIT, MIN_FIRST_TOKEN_MS = 0.3, 20.0
 START_LIMIT, MIN_START_SECONDS = 0.5, 15.0
 ANSWERS_LIMIT = 0.4
-"""Part of the answers. Other kernels round differently, so some greedy answers change after some words; wrong kernels change all."""
+"""Largest loss, as a share. Other kernels round differently, so some greedy answers change after some words; wrong kernels change all."""
 VARIATION_FACTOR = 3.0
 MIN_GAIN, MAX_ENTRANTS = 0.08, 8
 """Minimum gain of the winner of a race, for which all replicas are replaced. Equal backends do not seem to differ by more."""
@@ -35,7 +35,7 @@ RATE, KV_TOKENS, ANSWERS = "tokens per second", "tokens in the KV cache", "part 
 Amount = Annotated[float, Field(ge=0, lt=10**12), AfterValidator(lambda value: max(value, 1e-6))]
 """A figure. None is zero, because others are divided by it."""
 Name = Annotated[str, Field(max_length=128)]
-Why = Annotated[str, AfterValidator(lambda text: text[:600])]
+ShortReason = Annotated[str, AfterValidator(lambda text: text[:600])]
 
 
 class LoadFigures(Model):
@@ -154,6 +154,14 @@ def _agreement(one: Measurement, other: Measurement) -> float:
     return sum(a == b for a, b in pairs) / len(pairs) if pairs else 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """Why a run ends without figures. If its engine has not failed, nothing can be compared."""
+
+    why: str
+    is_failure: bool
+
+
 class GateRecord(Model):
     """What was measured before a rollout: with which load and against which revision, the runs of both plans, and why it ended early."""
 
@@ -161,9 +169,9 @@ class GateRecord(Model):
     load: str
     before: Annotated[tuple[Measurement, ...], Field(max_length=MAX_PAIRS)] = ()
     after: Annotated[tuple[Measurement, ...], Field(max_length=MAX_PAIRS)] = ()
-    failure: Why = ""
+    failure: ShortReason = ""
     """Why the engine of the new plan failed under the load. The rollout is held."""
-    skipped: Why = ""
+    skipped: ShortReason = ""
     """Why nothing can be compared. The rollout begins."""
 
     @property
@@ -182,7 +190,7 @@ class GateRecord(Model):
         return tuple(figure for figure in self.figures if figure.is_worse)
 
 
-def read_record(text: str) -> GateRecord | None:
+def read_gate_record(text: str) -> GateRecord | None:
     """Read the annotation of a ControllerRevision; None if it has none that can be read."""
     if not text or len(text) > MAX_RUNS_TEXT:
         return None
@@ -198,7 +206,7 @@ class Entrant(Model):
     component: Name | None = None
     backend: Name = ""
     runs: Annotated[tuple[Measurement, ...], Field(max_length=MAX_PAIRS)] = ()
-    failure: Why = ""
+    failure: ShortReason = ""
 
 
 class RaceRecord(Model):
@@ -215,34 +223,37 @@ class RaceRecord(Model):
     when: dict[str, Any]
     started: AwareDatetime
     entrants: Annotated[tuple[Entrant, ...], Field(min_length=1, max_length=MAX_ENTRANTS)]
-    skipped: Why = ""
+    skipped: ShortReason = ""
 
     @property
-    def next(self) -> int | None:
-        """The entrant to run next; None if the race is over."""
-        first, unmeasured = self.entrants[0], (number for number, it in enumerate(self.entrants) if not it.runs and not it.failure)
-        if self.skipped or (number := next(unmeasured, None)) is not None:
-            return None if self.skipped else number
-        if (best := self.best) is None or (gain := self.gain(best)) is None or len(first.runs) < 2:
-            return None if best is None else 0
-        lead, noise = -gain.loss, VARIATION_FACTOR * gain.variation
-        is_certain = lead + noise <= MIN_GAIN or (len(best.runs) > 1 and lead - noise > MIN_GAIN)
-        if is_certain or len(best.runs) == len(first.runs) == MAX_PAIRS:
+    def next_entrant(self) -> int | None:
+        """The number of the entrant to run next; None if the race is over."""
+        if self.skipped:
             return None
-        return self.entrants.index(best) if len(best.runs) < len(first.runs) else 0
+        for number, entrant in enumerate(self.entrants):
+            if not entrant.runs and not entrant.failure:
+                return number  # each runs once
+        if (found := self._find_fastest()) is None:
+            return None  # all others are out
+        fastest, gain = found
+        runs, lead, noise = len(self.entrants[0].runs), -gain.loss, VARIATION_FACTOR * gain.variation
+        is_certain = lead + noise <= MIN_GAIN or (len(fastest.runs) > 1 and lead - noise > MIN_GAIN)
+        if runs > 1 and (is_certain or len(fastest.runs) == runs == MAX_PAIRS):
+            return None
+        return self.entrants.index(fastest) if len(fastest.runs) < runs else 0
 
-    @property
-    def best(self) -> Entrant | None:
-        """The fastest entrant besides the first, among those with right answers; None without one."""
-        gains = ((gain.after, entrant) for entrant in self.entrants[1:] if (gain := self.gain(entrant)) is not None)
-        return max(gains, key=lambda each: each[0], default=(0.0, None))[1]
+    def _find_fastest(self) -> tuple[Entrant, Figure] | None:
+        """Return the fastest entrant besides the first, among those with right answers, and its gain; None without one."""
+        gains = [(entrant, gain) for entrant in self.entrants[1:] if (gain := self.gain(entrant)) is not None]
+        return max(gains, key=lambda each: each[1].after, default=None)
 
     @property
     def winner(self) -> Entrant | None:
         """The entrant that is faster than the plan in force by more than the variation; None without one, or before the end."""
-        best = self.best if self.next is None and not self.skipped else None
-        gain = self.gain(best) if best is not None else None
-        return best if gain is not None and -gain.loss > max(MIN_GAIN, VARIATION_FACTOR * gain.variation) else None
+        if self.skipped or self.next_entrant is not None or (found := self._find_fastest()) is None:
+            return None
+        fastest, gain = found
+        return fastest if -gain.loss > max(MIN_GAIN, VARIATION_FACTOR * gain.variation) else None
 
     def gain(self, entrant: Entrant) -> Figure | None:
         """Compare the throughput of an entrant with that of the first one; None if it is out, not measured, or wrong."""
@@ -253,20 +264,20 @@ class RaceRecord(Model):
             return None
         return rates[0 if self.optimize_for == "Latency" else -1]
 
-    def after(self, found: Measurement | tuple[str, str]) -> "RaceRecord":
-        """Return the record with the result of the next run: figures, or how it ends (`failure` or `skipped`) and why."""
-        number = self.next or 0
+    def with_result(self, found: Measurement | RunEnd) -> "RaceRecord":
+        """Return the record with the result of the next run. If the plan in force has no figures, there is no race."""
+        number = self.next_entrant or 0
         entrant = self.entrants[number]
         if isinstance(found, Measurement):
             entrant = entrant.model_copy(update={"runs": (*entrant.runs, found)})
-        elif found[0] == "skipped" or number == 0:
-            return self.model_copy(update={"skipped": found[1]})
+        elif found.is_failure and number > 0:
+            entrant = entrant.model_copy(update={"failure": found.why})
         else:
-            entrant = entrant.model_copy(update={"failure": found[1]})
+            return self.model_copy(update={"skipped": found.why})
         return self.model_copy(update={"entrants": (*self.entrants[:number], entrant, *self.entrants[number + 1 :])})
 
     def to_rule(self, entrant: Entrant) -> dict[str, Any]:
-        """Return the rule that chooses an entrant where the race was held, in the form of the administrator's rules."""
+        """Return the rule that chooses an entrant where the race was run, in the form of the administrator's rules."""
         gain = self.gain(entrant)
         said = f"{gain.after / gain.before:.2f} times the default, {gain.after:,.0f} {gain.name}" if gain is not None else "it races"
         chosen = {"component": entrant.component, "kind": "choice", "when": self.when, "backend": entrant.backend}

@@ -21,7 +21,7 @@ class Catalog:
 
     `version` is the version of the package with a digest of the data, and another digest of the rules of the cluster's administrator:
     equal versions make equal decisions. `custom_rules` are these rules by id, as written. `instance_types` are also the administrator's.
-    `measured` are the rules of races of one VLLMDeployment, the newest first; None if its backends may not race.
+    `measured` are the rules of races of one VLLMDeployment, the newest first; `may_race`, whether plans name rivals for one.
     """
 
     version: str
@@ -36,7 +36,8 @@ class Catalog:
     priming: tuple[PrimingRule, ...] = ()
     custom_rules: Mapping[str, Any] = field(default_factory=dict)
     instance_types: tuple[InstanceType, ...] = ()
-    measured: tuple[Rule, ...] | None = None
+    measured: tuple[Rule, ...] = ()
+    may_race: bool = False
 
 
 @cache

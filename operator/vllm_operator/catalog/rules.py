@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache, lru_cache
 from itertools import combinations
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, model_validator
 
@@ -89,8 +89,11 @@ class Rule(Entry):
         return self
 
 
-Rivals = tuple[Mapping[str, Any], Sequence[tuple[str, str]]]
-"""Backends that work in addition to the chosen ones, by component, after the condition of a rule under which they do."""
+class Rivals(NamedTuple):
+    """Backends that work in addition to the chosen ones, with their components, and the condition of a rule under which they do."""
+
+    when: Mapping[str, Any]
+    backends: Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from vllm_operator.api.conditions import READY, REFUSALS, find_condition
 from vllm_operator.api.labels import FAILED_ANNOTATION, GATE_ANNOTATION, ROLLBACK_ANNOTATION, SERVED_ANNOTATION
 from vllm_operator.api.reading import Manifest, moment, text
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.caches.measurement import read_record
+from vllm_operator.caches.measurement import read_gate_record
 from vllm_operator.cli.documents import parse_deployment
 from vllm_operator.cli.inputs import InputError, print_as
 from vllm_operator.cli.live import annotate, described, read_with_revisions, with_client
@@ -65,7 +65,7 @@ def history(resource: VLLMDeployment, revisions: Sequence[Manifest], now: dateti
 
 
 def _measured(revision: Manifest) -> str:
-    record = read_record(text(revision, "metadata", "annotations", GATE_ANNOTATION))
+    record = read_gate_record(text(revision, "metadata", "annotations", GATE_ANNOTATION))
     if record is None or not record.is_over:
         return ""
     if record.failure or record.skipped:

@@ -99,9 +99,9 @@ class Actor:
         if gate is not None and not gate.is_recorded and live is not None:
             await self.plans.annotate(live, {GATE_ANNOTATION: gate.record.model_dump_json(by_alias=True, exclude_defaults=True)})
         race = decision.actions.activity.race
-        held_for = find_revision(snapshot.revisions, race.holder) if race is not None and not race.is_recorded else None
-        if race is not None and race.record is not None and held_for is not None:
-            await self.plans.annotate(held_for, {RACE_ANNOTATION: race.record.model_dump_json(by_alias=True, exclude_defaults=True)})
+        recorded_on = find_revision(snapshot.revisions, race.revision) if race is not None and not race.is_recorded else None
+        if race is not None and race.record is not None and recorded_on is not None:
+            await self.plans.annotate(recorded_on, {RACE_ANNOTATION: race.record.model_dump_json(by_alias=True, exclude_defaults=True)})
         if decision.context is not None:
             recorded = {name: await self._write_record(resource.metadata.uid, name, result) for name in decision.records}
             await self._run_jobs(snapshot.manifest, decision.context, result, is_recorded=recorded.get(decision.claim_name or "", True))
@@ -117,12 +117,7 @@ class Actor:
             result.exposure = await self.optional.expose(resource, snapshot.manifest, has_groups=has_groups)
             result.scaling = await self.optional.scale(resource, snapshot.manifest, has_groups=has_groups)
             if revision is not None:
-                in_use = {
-                    revision,
-                    applied_revision(snapshot.deployment),
-                    resource.status.revision or "",
-                    race.holder if race is not None else "",
-                }
+                in_use = {revision, applied_revision(snapshot.deployment), resource.status.revision or "", race.revision if race else ""}
                 in_use |= {name for names in rollbacks_to_try(resource) for name in names}
                 await self.plans.prune(snapshot.revisions, in_use)
         except ClusterError as error:

@@ -176,12 +176,7 @@ class Operator:
         self.metrics.observe_orphans(self._orphans)
         self.preconditions = Preconditions(client, self.readiness, namespaces=settings.namespaces, host=client.configuration.host)
         client.refused = self.preconditions.recheck
-        self.updater = CacheUpdater(
-            cache=self.cache,
-            add=self.queue.add,
-            namespaces=settings.namespaces,
-            seconds=settings.resync_seconds,
-        )
+        self.updater = CacheUpdater(cache=self.cache, add=self.queue.add, namespaces=settings.namespaces, seconds=settings.resync_seconds)
         uses = {
             "rules": (known.use, self.updater.add_all),
             "signatures": (crashes.use, self._read_crashes_again),

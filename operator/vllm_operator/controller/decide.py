@@ -19,6 +19,7 @@ from vllm_operator.caches.claims import claims_of_others, read_users, usage_by, 
 from vllm_operator.caches.context import NO_ACTIVITY, CacheContext, Race, is_replica
 from vllm_operator.caches.directories import Changes, next_cache_generation, other_directory, read_lease
 from vllm_operator.caches.gate import render_run
+from vllm_operator.caches.measurement import Entrant, RaceRecord, RunEnd
 from vllm_operator.caches.prefetching import fetched_commit, needs_gpu_nodes, with_commit
 from vllm_operator.caches.race import follows, plan_race, with_entrant, with_results
 from vllm_operator.caches.rollout import find_hold
@@ -40,6 +41,8 @@ from vllm_operator.rendering.manifests import render
 from vllm_operator.rendering.revision import applied_revision, find_revision, revision_name
 from vllm_operator.status.bad_nodes import avoids
 from vllm_operator.status.remedies import carried_out
+
+_PlanWith = Callable[[RaceRecord, Entrant], Outcome]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +91,9 @@ def decide(snapshot: Snapshot, catalog: KnownCatalog, crashes: KnownCrashes, set
     context = _with_room(snapshot, context, catalog.current)
     shipped, full = catalog.shipped, crashes.reporting.cleaning
     actions = plan_cache_actions(context, manifests, shipped.priming, shipped.caches, full=full)
-    actions = _with_race(snapshot, outcome, context, actions, lambda *of: make_plan(catalog=with_entrant(known, *of)), settings)
+    actions = _with_race(
+        snapshot, outcome, context, actions, lambda record, it: make_plan(catalog=with_entrant(known, record, it)), settings
+    )
     others = claims_of_others(template_spec(context.desired), resource.metadata.name)
     lenders = {name: lender for name, lender in others.items() if name in snapshot.claim_users}
     return Decision(
@@ -199,9 +204,9 @@ def _with_room(snapshot: Snapshot, context: CacheContext, catalog: Catalog) -> C
     """Add whether a rollout is due, the devices for its Pods, and what it waits for."""
     planned, live = context.plan, snapshot.deployment
     if live is not None and differs_in_template(context.desired, live):
-        name, serving = revision_name(context.resource, planned), applied_revision(live)
-        measured = reading.text(find_revision(snapshot.revisions, name), "metadata", "annotations", GATE_ANNOTATION)
-        context = replace(context, is_rollout=serving != name, revision=name, serving=serving, measured=measured)
+        new, serving = revision_name(context.resource, planned), applied_revision(live)
+        record = reading.text(find_revision(snapshot.revisions, new), "metadata", "annotations", GATE_ANNOTATION)
+        context = replace(context, is_rollout=serving != new, new_revision=new, serving_revision=serving, gate_record_text=record)
     if snapshot.devices is None:
         return context
     kind = f"MIG slice {planned.mig_profile}" if planned.mig_profile else catalog.gpus.title(planned.product, planned.architecture)
@@ -210,25 +215,26 @@ def _with_room(snapshot: Snapshot, context: CacheContext, catalog: Catalog) -> C
 
 
 def _with_race(
-    snapshot: Snapshot, outcome: Outcome, context: CacheContext, actions: CacheActions, plan_as: Callable[..., Outcome], settings: Settings
+    snapshot: Snapshot, outcome: Outcome, context: CacheContext, actions: CacheActions, plan_with: _PlanWith, settings: Settings
 ) -> CacheActions:
-    """Add the race of backends, and the primer of its run. `plan_as` plans with an entrant of a record."""
+    """Add the race of backends, and the primer of its run."""
     activity, current = actions.activity, revision_name(context.resource, context.plan)
-    is_busy = bool(context.revision) or activity.held or activity.is_priming or not context.resource.spec.replicas
+    is_busy = bool(context.new_revision) or activity.held or activity.is_priming or not context.resource.spec.replicas
     is_settled = not is_busy and snapshot.deployment is not None and _is_complete(snapshot.deployment)
     rivals, is_drifted = outcome.today.rivals if outcome.today is not None else None, bool(outcome.drift)
     race = plan_race(context, snapshot.revisions, current, rivals, is_settled=is_settled, is_drifted=is_drifted)
     if race is None:
         return actions
     applied = list(actions.manifests)
-    if race.run and race.record is not None:
-        entrant = race.record.entrants[race.number]
-        made = (plan_as(race.record, entrant).today or outcome).plan if race.number else context.plan
-        if made is not None and (follows(made, entrant) or not race.number):
-            applied.append(render_run(_render(snapshot, made, settings)[0].desired, race.run, context))
+    if race.run_name and race.record is not None:
+        entrant, is_current = race.record.entrants[race.number], race.number == 0
+        made = context.plan if is_current else (plan_with(race.record, entrant).today or outcome).plan
+        if made is not None and (is_current or follows(made, entrant)):
+            applied.append(render_run(_render(snapshot, made, settings)[0].desired, race.run_name, context))
         else:
-            race = Race(race.record.after(("failure", "no plan has it.")), race.holder, is_recorded=False)
-    seconds = activity.recheck_seconds, RECORDED_SECONDS if not race.is_recorded else GATE_RECHECK_SECONDS if race.run else None
+            record = race.record.with_result(RunEnd("no plan has it.", is_failure=True))
+            race = Race(record, race.revision, is_recorded=False)
+    seconds = activity.recheck_seconds, RECORDED_SECONDS if not race.is_recorded else GATE_RECHECK_SECONDS if race.run_name else None
     recheck = min(filter(None, seconds), default=None)
     return replace(actions, manifests=applied, activity=replace(activity, race=race, recheck_seconds=recheck))
 

@@ -116,7 +116,7 @@ class Snapshot:
     devices: Inventory | None = None
     """The GPUs, with those that Pods of others use now. None if they are unknown, and unless a rollout may begin, or more replicas are
     wanted on a volume for one node."""
-    serving: Plan | None = None
+    serving_plan: Plan | None = None
     """The plan of the live Deployment, if another one is measured against it before its rollout."""
     build: ImageReading | None = None
     """The build of vLLM in the image; None if the catalog knows it."""
@@ -317,7 +317,7 @@ class Observer:
         rollout, name = snapshot.resource.spec.rollout, applied_revision(snapshot.deployment)
         if rollout is None or rollout.gate != "Measure" or not name or snapshot.resource.status.revision in (None, name):
             return snapshot
-        return replace(snapshot, serving=await self.plans.find(snapshot.resource, name))
+        return replace(snapshot, serving_plan=await self.plans.find(snapshot.resource, name))
 
     async def _with_rollback(self, resource: VLLMDeployment) -> VLLMDeployment | Verdict | None:
         """Return the object with the plan and spec of an earlier revision if it is rolled back; None otherwise.

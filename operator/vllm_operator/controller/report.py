@@ -20,14 +20,7 @@ from vllm_operator.api.conditions import EventDraft, Reason
 from vllm_operator.api.labels import CONTAINER, FAILED_ANNOTATION, RAN_ANNOTATION, SERVED_ANNOTATION
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import CacheStatus, VLLMDeploymentStatus
-from vllm_operator.caches.claims import (
-    ClaimHolder,
-    find_holders,
-    find_jobs,
-    find_other_owners,
-    is_terminating,
-    may_ask_for_deletion,
-)
+from vllm_operator.caches.claims import ClaimHolder, find_holders, find_jobs, find_other_owners, is_terminating, may_ask_for_deletion
 from vllm_operator.caches.context import is_follower, is_primer, is_replica
 from vllm_operator.catalog.notes import say
 from vllm_operator.controller.act import ActionResult
@@ -110,13 +103,8 @@ class ExplanationReader:
         draining = await self._draining([pod.manifest for pod in pods if is_replica(pod)], now)
         has_others = any(holder.instance != resource.metadata.name for found in holders.values() for holder in found)
         intervals = (look_again, HOLDERS_SECONDS if has_others else None, DRAIN_SECONDS if draining else None)
-        return Explanations(
-            now=now,
-            events=events,
-            holders=holders,
-            draining=draining,
-            requeue_seconds=min((seconds for seconds in intervals if seconds is not None), default=None),
-        )
+        requeue_seconds = min((seconds for seconds in intervals if seconds is not None), default=None)
+        return Explanations(now=now, events=events, holders=holders, draining=draining, requeue_seconds=requeue_seconds)
 
     async def _holders(self, namespace: str, claims: Sequence[Manifest]) -> Mapping[str, tuple[ClaimHolder, ...]]:
         names = [str(claim["metadata"]["name"]) for claim in claims if is_terminating(claim)]
@@ -213,14 +201,9 @@ class Reporter:
             status = VLLMDeploymentStatus.model_validate(manifest.get("status") or {})
         except ValidationError:
             status = VLLMDeploymentStatus()
-        metadata = manifest["metadata"]
-        changed = status_with_failure(
-            status,
-            reason=reason,
-            message=wording.clean(message),
-            generation=metadata.get("generation", 0),
-            now=self.now().strftime("%Y-%m-%dT%H:%M:%SZ"),
-        )
+        metadata, now = manifest["metadata"], self.now().strftime("%Y-%m-%dT%H:%M:%SZ")
+        generation = metadata.get("generation", 0)
+        changed = status_with_failure(status, reason=reason, message=wording.clean(message), generation=generation, now=now)
         self.metrics.reported(metadata["namespace"], metadata["name"], changed)
         if changed != status:
             await self._apply(manifest, changed)
@@ -269,7 +252,7 @@ class Reporter:
             taints=_taints(snapshot, result),
             inventory=snapshot.inventory if isinstance(snapshot.inventory, Inventory) else None,
             room=decision.room,
-            serving_plan=snapshot.serving,
+            serving_plan=snapshot.serving_plan,
             build=snapshot.build,
             activity=replace(result.activity, claim_note=" ".join(notes) or None),
             draining=starts.draining,

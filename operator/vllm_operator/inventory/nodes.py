@@ -97,11 +97,7 @@ def _pool(name: str, product: str, count: int, labels: Mapping[str, str], identi
 
 
 def read_inventory(
-    nodes: Iterable[Mapping[str, Any]],
-    slices: Iterable[Mapping[str, Any]],
-    gpus: GPUs,
-    *,
-    node_pools: Iterable[Mapping[str, Any]] = (),
+    nodes: Iterable[Mapping[str, Any]], slices: Iterable[Mapping[str, Any]], gpus: GPUs, *, node_pools: Iterable[Mapping[str, Any]] = ()
 ) -> Inventory:
     """Read Nodes, ResourceSlices and Karpenter's NodePools into an inventory. The result does not depend on their order."""
     devices = read_slices(slices)

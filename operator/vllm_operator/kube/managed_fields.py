@@ -34,10 +34,7 @@ _RECORDED_METADATA = ("labels", "annotations", "ownerReferences")
 
 def with_digest(desired: Manifest) -> Manifest:
     """Return a desired manifest with the annotation that has its digest."""
-    annotations = {
-        **(desired["metadata"].get("annotations") or {}),
-        labels.APPLIED_ANNOTATION: digest(desired, 16),
-    }
+    annotations = {**(desired["metadata"].get("annotations") or {}), labels.APPLIED_ANNOTATION: digest(desired, 16)}
     return {**desired, "metadata": {**desired["metadata"], "annotations": annotations}}
 
 

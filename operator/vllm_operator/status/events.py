@@ -15,7 +15,7 @@ from vllm_operator.api.conditions import FALSE, NORMAL, WARNING, Change, EventDr
 from vllm_operator.api.labels import GATE_ANNOTATION
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.status import Condition, VLLMDeploymentStatus
-from vllm_operator.caches.measurement import read_record
+from vllm_operator.caches.measurement import read_gate_record
 from vllm_operator.pods.view import Phase
 from vllm_operator.rendering.revision import find_revision
 from vllm_operator.status.claims import CLAIM_PROBLEMS
@@ -140,7 +140,7 @@ def _measured(observed: Observation) -> Iterator[EventDraft]:
     if before is None or before.reason != Reason.MEASURING or (observed.activity.gate is not None and observed.activity.gate.is_held):
         return
     revision = find_revision(observed.revisions, observed.revision)
-    record = read_record(reading.text(revision, "metadata", "annotations", GATE_ANNOTATION))
+    record = read_gate_record(reading.text(revision, "metadata", "annotations", GATE_ANNOTATION))
     if record is not None and record.is_over and not record.worse and not record.failure:
         figures = [figure.text for figure in record.figures]
         text = observed.messages.say("event.measured", skipped=record.skipped, figures=figures, load=record.load)
@@ -149,7 +149,7 @@ def _measured(observed: Observation) -> Iterator[EventDraft]:
 
 def _raced(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
     record = observed.activity.race.record if observed.activity.race is not None else None
-    if record is not None and record.next is None and status.race is not None and status.race != observed.previous.race:
+    if record is not None and record.next_entrant is None and status.race is not None and status.race != observed.previous.race:
         type = WARNING if record.skipped else NORMAL
         yield EventDraft(type, "Raced", status.race, f"raced-{record.key}-{reading.stamp(record.started)}")
 

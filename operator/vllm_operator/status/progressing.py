@@ -164,7 +164,7 @@ def _measuring(observed: Observation, gate: Gate, start: str) -> Verdict:
     say, record, plan = observed.messages.say, gate.record, observed.outcome.plan
     if record.skipped:
         return Verdict(TRUE, Reason.MEASURING, say("event.measured", skipped=record.skipped))
-    if gate.run:
+    if gate.run_name:
         done = len(record.before) + len(record.after)
         facts: dict[str, Any] = {"run": done + 1, "runs": max(2 * MIN_PAIRS, done + 1), "is_new": gate.is_new, "text": start}
         return Verdict(TRUE, Reason.MEASURING, say("gate.running", serving=observed.serving, **facts))

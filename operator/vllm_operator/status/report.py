@@ -126,7 +126,7 @@ def _status(
 def _race(observed: Observation, block: StartupStatus | None) -> str | None:
     if (race := observed.activity.race) is None:
         return observed.previous.race if observed.resource.may_race else None
-    primers = (view for view in observed.primer_facts if race.run and view.phase not in (Phase.READY, Phase.TERMINATING))
+    primers = (view for view in observed.primer_facts if race.run_name and view.phase not in (Phase.READY, Phase.TERMINATING))
     starts = [progressing.pod_text(observed, view, block) for view in primers]
     results = [(entrant, race.record.gain(entrant)) for entrant in race.record.entrants[1:]] if race.record is not None else []
     return observed.messages.say("race", limit=1000, record=race.record, results=results, waits=race.waits, text=" ".join(starts))

@@ -67,11 +67,12 @@ def choose_backends(
     *,
     model: str = "The model",
     allow_unsupported: bool = False,
-    measured: Sequence[Rule] | None = None,
+    measured: Sequence[Rule] = (),
+    with_rivals: bool = False,
 ) -> BackendDecision:
     """Choose the backend of every component with rules. With `allow_unsupported`, a combination that fails is noted, not refused.
 
-    `measured` rules precede other choices, if their backends work. If they are not None, the decision has rivals.
+    `measured` rules precede other choices, if their backends work.
     """
     given = backends.to_json() if backends is not None else {}
     fields = load_questions().fields
@@ -83,11 +84,11 @@ def choose_backends(
         names = ", ".join(f"{_label(component)} {name}" for component, name in pinned.items())
         where = ", ".join(f"spec.backends.{fields[component]}" for component in pinned)
         return BackendDecision(refusal=say("pin.no-table", version=version.version, names=names, fields=where))
-    choosing = _Choosing(version, version.table, rule_input, rules.of(version.table.release), pinned, model, measured or ())
+    choosing = _Choosing(version, version.table, rule_input, rules.of(version.table.release), pinned, model, measured)
     for component in Component:
         choosing.decide(component)
     decision = choosing.result(allow_unsupported)
-    return replace(decision, rivals=(describe_shape(rule_input), choosing.rivals())) if measured is not None else decision
+    return replace(decision, rivals=Rivals(describe_shape(rule_input), choosing.rivals())) if with_rivals else decision
 
 
 def _has_choice(component: Component, rule_input: RuleInput) -> bool:
