@@ -21,7 +21,7 @@ from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment, is_workload, template_field
 from vllm_operator.api.status import VLLMDeploymentStatus
 from vllm_operator.cli.plan import merge_preset_of, result_of
-from vllm_operator.inventory.devices import read_held
+from vllm_operator.inventory.devices import read_used
 from vllm_operator.inventory.pools import Inventory
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.planner import plan
@@ -60,7 +60,7 @@ def read_resource(folder: Path) -> VLLMDeployment:
 def read_inventory(folder: Path) -> Inventory:
     """The nodes and ResourceSlices, and what the Pods of others hold if there is a file with them."""
     inventory, path = inventory_of(*read_nodes(folder), slices=read_slices(folder)), folder / "pods.yaml"
-    return replace(inventory, used=read_held(yaml.safe_load_all(path.read_text("utf-8"))).all) if path.exists() else inventory
+    return replace(inventory, used=read_used(yaml.safe_load_all(path.read_text("utf-8"))).all) if path.exists() else inventory
 
 
 @cache

@@ -8,7 +8,7 @@ from typing import Any
 from support.operators import Bench, controlled_by_deployment, llama
 from vllm_operator.api import reading
 from vllm_operator.api.labels import APPLIED_ANNOTATION, GROUP_INDEX_LABEL, GROUP_REVISION_LABEL, WORKER_INDEX_LABEL
-from vllm_operator.kube.client import CLAIM, DEPLOYMENT, GROUP_SET, POD, VLLM_DEPLOYMENT
+from vllm_operator.kube.client import CLAIM, DEPLOYMENT, LEADER_WORKER_SET, POD, VLLM_DEPLOYMENT
 
 Manifest = dict[str, Any]
 READY = {"type": "Ready", "status": "True"}
@@ -60,7 +60,7 @@ class Fleet:
 
     def start_group(self, name: str = "llama", *, nodes: Sequence[str] = ("node-1", "node-2")) -> list[str]:
         """The Pods of the first group of a LeaderWorkerSet start; return their names, that of the leader first."""
-        [workload] = [it for it in self.bench.cluster.all(GROUP_SET) if it["metadata"]["name"] == name]
+        [workload] = [it for it in self.bench.cluster.all(LEADER_WORKER_SET) if it["metadata"]["name"] == name]
         self._made += 1
         pods = []
         for rank, node in enumerate(nodes):

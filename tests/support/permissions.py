@@ -6,8 +6,8 @@ from vllm_operator.kube import client as kube
 OPTIONAL = (
     # API servers that check the permission to set owners, such as those of OpenShift, demand it
     *permissions("update", kube.VLLM_DEPLOYMENT, subresource="finalizers"),
-    *permissions("delete", kube.DEPLOYMENT, kube.GROUP_SET, kube.SERVICE, kube.REVISION, kube.POD),
-    *permissions("get create patch", kube.GROUP_SET),
+    *permissions("delete", kube.DEPLOYMENT, kube.LEADER_WORKER_SET, kube.SERVICE, kube.REVISION, kube.POD),
+    *permissions("get create patch", kube.LEADER_WORKER_SET),
     *permissions("patch", kube.REVISION),
     *permissions("get list patch", kube.EVENT),
     *permissions("list", kube.RESOURCE_SLICE, kube.NODE_POOL),

@@ -10,7 +10,7 @@ from support.fleet import Fleet
 from support.gpus import real_node
 from support.operators import Bench
 from vllm_operator.api.labels import PRIME_ANNOTATION, PRIMED_ANNOTATION_PREFIX
-from vllm_operator.kube.client import DEPLOYMENT, GROUP_SET, JOB, POD, VLLM_DEPLOYMENT
+from vllm_operator.kube.client import DEPLOYMENT, JOB, LEADER_WORKER_SET, POD, VLLM_DEPLOYMENT
 from vllm_operator.logs.state import CacheEvidence, Crash, Membership, Stage, StartupState
 
 TWO_NODES: dict[str, Any] = {"parallelism": {"tensor": 8, "nodes": 2}, "engine": {"version": "0.33.0"}}
@@ -45,7 +45,7 @@ def end(fleet: Fleet, pod: str) -> None:
 
 def settings_of(fleet: Fleet, role: str) -> dict[str, Any]:
     """What the init container of a role fetches."""
-    [workload] = fleet.bench.cluster.all(GROUP_SET)
+    [workload] = fleet.bench.cluster.all(LEADER_WORKER_SET)
     [container] = [it for it in workload["spec"]["leaderWorkerTemplate"][role]["spec"]["initContainers"] if it["name"] == "fetch-caches"]
     found: dict[str, Any] = json.loads(container["env"][0]["value"])
     return found
@@ -152,7 +152,7 @@ async def test_a_damaged_cache_of_a_follower_is_replaced_for_the_whole_group(fle
     cache = bench.status().cache
     assert cache is not None
     assert [(entry.key, entry.signature) for entry in cache.quarantined or ()] == [(damaged, "TritonKernelImageInvalid")]
-    [workload] = bench.cluster.all(GROUP_SET)
+    [workload] = bench.cluster.all(LEADER_WORKER_SET)
     for role in ("leaderTemplate", "workerTemplate"):
         [container] = workload["spec"]["leaderWorkerTemplate"][role]["spec"]["containers"]
         [mount] = [it for it in container["volumeMounts"] if it["mountPath"] == "/cache"]

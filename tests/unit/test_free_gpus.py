@@ -14,7 +14,7 @@ from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment, selector_of
 from vllm_operator.api.spec import SizingSpec
 from vllm_operator.controller.inventory_reader import NODE_LISTS, InventoryCache
-from vllm_operator.inventory.devices import read_held
+from vllm_operator.inventory.devices import read_used
 from vllm_operator.kube.client import POD, RESOURCE_CLAIM, Forbidden
 from vllm_operator.planning.pinning import Standing
 from vllm_operator.planning.planner import plan as make_plan
@@ -38,7 +38,7 @@ def pod(node: str, gpus: int, name: str = "other", resource: str = "nvidia.com/g
 def planned(
     resource: VLLMDeployment, *nodes: dict[str, Any], used: tuple[dict[str, Any], ...] = (), pools: tuple[Any, ...] = (), pinned: Any = None
 ) -> Plan:
-    inventory = replace(inventory_of(*nodes, node_pools=pools), used=read_held(used).without(("default", "demo")))
+    inventory = replace(inventory_of(*nodes, node_pools=pools), used=read_used(used).without(("default", "demo")))
     made = make_plan(resource, inventory, known(), pinned=pinned).plan
     assert made is not None
     return made
@@ -230,7 +230,7 @@ def with_devices() -> tuple[dict[str, Any], ...]:
 )
 def test_devices_that_claims_of_others_hold_are_not_free(claims: list[Any], product: str) -> None:
     nodes = [bare_node("l40s"), bare_node("h100")]
-    held = read_held([], claims)
+    held = read_used([], claims)
     inventory = replace(inventory_of(*nodes, slices=with_devices()), used={}, allocated=held.claimed_by_others({"own"}))
     made = make_plan(deployment(QWEN, accelerator={"allocation": "DRA"}), inventory, known()).plan
     assert made is not None
@@ -260,7 +260,7 @@ HOSTILE = st.recursive(
 
 @given(st.lists(st.dictionaries(st.sampled_from(["metadata", "spec", "status"]), HOSTILE)), HOSTILE)
 def test_no_claim_makes_counting_fail(claims: list[dict[str, Any]], results: Any) -> None:
-    read_held([], [*claims, {"status": {"allocation": {"devices": {"results": results}}}, "metadata": {"ownerReferences": results}}])
+    read_used([], [*claims, {"status": {"allocation": {"devices": {"results": results}}}, "metadata": {"ownerReferences": results}}])
 
 
 async def test_the_pods_of_others_that_come_and_go_change_no_plan() -> None:
@@ -294,7 +294,7 @@ async def test_a_cluster_with_one_kind_of_gpu_lists_no_pods() -> None:
     bench = Bench(real_node("h200", "a"), real_node("h200", "b"))
     bench.cluster.put(llama())
     asked = []
-    bench.inventory.held = lambda **_: asked.append(1)  # type: ignore[assignment,method-assign]
+    bench.inventory.used_devices = lambda **_: asked.append(1)  # type: ignore[assignment,method-assign]
     await bench.settle()
     assert (bench.plan().product, asked) == ("NVIDIA-H200", [])
 
@@ -307,7 +307,7 @@ async def test_the_number_of_requests_does_not_grow_with_the_nodes(nodes: int, l
     bench.cluster.put(pod("", 1, "pending"))
     await bench.inventory.read()
     before = dict(bench.cluster.calls)
-    held = await bench.inventory.held()
+    held = await bench.inventory.used_devices()
     assert held is not None
     assert sum(held.all.values()) == 250
     assert bench.cluster.calls["find"] - before["find"] == lists
@@ -321,7 +321,7 @@ async def test_many_plans_at_a_time_share_one_list_of_the_pods() -> None:
     bench.cluster.put(pod("l40s", 1))
     await bench.inventory.read()
     before = bench.cluster.calls["find"]
-    first, *others = await asyncio.gather(*(bench.inventory.held() for _ in range(50)))
+    first, *others = await asyncio.gather(*(bench.inventory.used_devices() for _ in range(50)))
     assert all(other is first for other in others)
     assert bench.cluster.calls["find"] - before <= 4
 
@@ -329,5 +329,5 @@ async def test_many_plans_at_a_time_share_one_list_of_the_pods() -> None:
 async def test_an_operator_for_some_namespaces_lists_no_pods_unless_the_policy_needs_them() -> None:
     bench = Bench(L40S, H100)
     inventory = InventoryCache(bench.cluster, bench.read_inventory, sees_all_pods=False, clock=lambda: 0.0)
-    assert await inventory.held(insist=False) is None
-    assert await inventory.held() is not None
+    assert await inventory.used_devices(insist=False) is None
+    assert await inventory.used_devices() is not None

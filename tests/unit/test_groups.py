@@ -11,7 +11,7 @@ from support.plans import known
 from vllm_operator.api.conditions import Verdict
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment, template_spec
-from vllm_operator.kube.client import DEPLOYMENT, GROUP_SET, Unavailable
+from vllm_operator.kube.client import DEPLOYMENT, LEADER_WORKER_SET, Unavailable
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.planner import plan
 from vllm_operator.rendering.exposure import render_disruption_budget, render_exposure
@@ -237,7 +237,7 @@ def timed_out() -> Unavailable:
     ids=["the API server gives up", "the operator gives up"],
 )
 async def test_a_broken_webhook_is_told_with_the_way_to_its_log(two_nodes: Bench, broken: Unavailable) -> None:
-    two_nodes.cluster.fail("apply", GROUP_SET, broken, times=99)
+    two_nodes.cluster.fail("apply", LEADER_WORKER_SET, broken, times=99)
     two_nodes.cluster.put(llama(**GROUPS))
     await two_nodes.settle()
     ready = two_nodes.condition("Ready")
@@ -248,7 +248,7 @@ async def test_a_broken_webhook_is_told_with_the_way_to_its_log(two_nodes: Bench
 async def test_a_changed_number_of_nodes_replaces_one_kind_of_object_by_the_other(two_nodes: Bench) -> None:
     two_nodes.cluster.put(llama(**GROUPS))
     await two_nodes.settle()
-    [workload] = two_nodes.cluster.all(GROUP_SET)
+    [workload] = two_nodes.cluster.all(LEADER_WORKER_SET)
     assert two_nodes.cluster.all(DEPLOYMENT) == []
     assert workload["spec"]["leaderWorkerTemplate"]["size"] == 2
     writes = len(two_nodes.cluster.writes)
@@ -257,5 +257,5 @@ async def test_a_changed_number_of_nodes_replaces_one_kind_of_object_by_the_othe
     assert len(two_nodes.cluster.writes) == writes  # nothing has changed
     two_nodes.cluster.put(llama(**{**GROUPS, "parallelism": {"tensor": 8}}))
     await two_nodes.settle()
-    assert two_nodes.cluster.all(GROUP_SET) == []
+    assert two_nodes.cluster.all(LEADER_WORKER_SET) == []
     assert len(two_nodes.cluster.all(DEPLOYMENT)) == 1

@@ -17,10 +17,10 @@ from vllm_operator.kube.client import (
     CLAIM_TEMPLATE,
     DEPLOYMENT,
     DISRUPTION_BUDGET,
-    GROUP_SET,
     HTTP_ROUTE,
     INFERENCE_POOL,
     JOB,
+    LEADER_WORKER_SET,
     NETWORK_POLICY,
     POD,
     REVISION,
@@ -134,7 +134,7 @@ async def test_it_goes(bench: Bench, kind: Kind, meanwhile: str) -> None:
 def test_every_kind_that_may_no_longer_be_desired_is_here() -> None:
     """The others are in the table of how-it-works.md."""
     deletable = {permission.kind for permission in (*OPTIONAL, *GATEWAY_PERMISSIONS, *KEDA) if permission.verb == "delete"}
-    assert deletable - {DEPLOYMENT, GROUP_SET, SERVICE, REVISION, POD, JOB} == set(WISHES)
+    assert deletable - {DEPLOYMENT, LEADER_WORKER_SET, SERVICE, REVISION, POD, JOB} == set(WISHES)
 
 
 async def test_nothing_is_asked_for_while_nothing_changes(bench: Bench) -> None:

@@ -13,7 +13,7 @@ from support.plans import deployment, made, planned
 from vllm_operator.catalog.entry import read_data
 from vllm_operator.catalog.notes import Note, Severity, order
 from vllm_operator.catalog.rules import Rule
-from vllm_operator.planning.pinning import digest_of
+from vllm_operator.planning.pinning import digest_of_spec
 
 PACKAGE = Path(vllm_operator.__file__).parent
 TEXTS = {name: text for group in read_data("notes.yaml").values() for name, text in group.items()}
@@ -64,7 +64,7 @@ def test_a_user_sees_the_note_about_a_dense_model_with_its_name() -> None:
 
 def test_an_engine_that_serves_with_an_unknown_flag_keeps_its_plan_after_an_upgrade() -> None:
     resource = deployment(engine={"version": "0.20.1", "args": [{"name": "max-model-length", "value": "4096"}]})
-    pinned = made(deployment(), real_node("h200")).model_copy(update={"spec_digest": digest_of(resource.spec)})
+    pinned = made(deployment(), real_node("h200")).model_copy(update={"spec_digest": digest_of_spec(resource.spec)})
     outcome = planned(resource, real_node("h200"), pinned=pinned)
     assert (outcome.plan, outcome.planned.reason) == (pinned, "PlanDrifted")
     assert "Did you mean --max-model-len?" in outcome.planned.message

@@ -13,7 +13,7 @@ from vllm_operator.api.labels import RAN_ANNOTATION, REPLAN_ANNOTATION, SERVED_A
 from vllm_operator.api.plan import ModelFact, Plan
 from vllm_operator.cli.plan import causes
 from vllm_operator.controller.plan_store import OLD_REVISIONS
-from vllm_operator.inventory.devices import HeldDevices, read_held
+from vllm_operator.inventory.devices import UsedDevices, read_used
 from vllm_operator.inventory.pools import Inventory
 from vllm_operator.kube.client import EVENT, POD, REVISION, VLLM_DEPLOYMENT, Forbidden
 from vllm_operator.planning.outcome import Outcome
@@ -300,7 +300,7 @@ async def test_pods_that_wait_for_something_else_than_a_gpu_are_promised_none(wo
 
 def used_inventory(*full: str) -> Inventory:
     pods = [other_pod(node, 8) for node in full]
-    return replace(inventory_of(real_node("h100-sxm", "h100"), real_node("h200", "h200")), used=read_held(pods).all)
+    return replace(inventory_of(real_node("h100-sxm", "h100"), real_node("h200", "h200")), used=read_used(pods).all)
 
 
 def kept(resource: Any, inventory: Inventory, pinned: Plan, standing: Standing, **options: Any) -> Outcome:
@@ -369,11 +369,11 @@ def test_devices_for_resource_claims_are_promised_too() -> None:
     made = make_plan(deployment(QWEN, accelerator={"allocation": "DRA"}), inventory, known()).plan
     assert made is not None
     promise = Promise(gpu_in_use(made), made.resource, made.count, 1)
-    held = HeldDevices(claimed={})
+    held = UsedDevices(claimed={})
     free = with_usage(inventory, held, ("default", "second"), (), {("default", "first"): promise})
     assert len(free.allocated or ()) == 1
     has_pod = replace(promise, pods=frozenset({"uid"}))
-    held = HeldDevices(claimed={"uid": frozenset({"l40s/gpu-1"})})
+    held = UsedDevices(claimed={"uid": frozenset({"l40s/gpu-1"})})
     free = with_usage(inventory, held, ("default", "second"), (), {("default", "first"): has_pod})
     assert free.allocated == frozenset({"l40s/gpu-1"})
 
@@ -382,7 +382,7 @@ def test_a_promise_takes_no_node_that_is_needed_whole_and_none_where_there_is_no
     inventory = inventory_of(real_node("h100-sxm", "a"), real_node("h100-sxm", "b"))
     made = make_plan(deployment(QWEN), inventory, known()).plan
     assert made is not None
-    held = read_held([other_pod("a", 6)])
+    held = read_used([other_pod("a", 6)])
     small = Promise(gpu_in_use(made), made.resource, 1, 1)
     used = with_usage(inventory, held, ("default", "x"), (), {("default", "first"): small}).used
     assert used == {("a", "nvidia.com/gpu"): 7}

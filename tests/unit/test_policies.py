@@ -13,7 +13,7 @@ from support.plans import deployment, known
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.controller.inventory_reader import InventoryCache
-from vllm_operator.inventory.devices import read_held
+from vllm_operator.inventory.devices import read_used
 from vllm_operator.kube.client import POD, Forbidden
 from vllm_operator.planning.planner import plan as make_plan
 
@@ -35,7 +35,7 @@ def planned(
 ) -> Plan:
     inventory = inventory_of(*(real_node(machine, machine) for machine in machines))
     if pods is not None:
-        inventory = replace(inventory, used=read_held(pods).all)
+        inventory = replace(inventory, used=read_used(pods).all)
     made = make_plan(resource, inventory, known(), pinned=pinned).plan
     assert made is not None
     return made
@@ -122,7 +122,7 @@ HOSTILE = st.recursive(
 
 @given(st.lists(st.dictionaries(st.sampled_from(["metadata", "spec", "status"]), HOSTILE)))
 def test_no_pod_makes_counting_fail(pods: list[dict[str, Any]]) -> None:
-    read_held(pods)
+    read_used(pods)
 
 
 def test_init_containers_and_own_pods_count_as_in_the_scheduler() -> None:
@@ -131,9 +131,9 @@ def test_init_containers_and_own_pods_count_as_in_the_scheduler() -> None:
     labels = {"app.kubernetes.io/name": "vllm", "app.kubernetes.io/instance": "demo", "app.kubernetes.io/component": "engine"}
     own, copy = pod("n", 1), pod("n", 1, **labels, **{"app.kubernetes.io/managed-by": "vllm-operator"})
     own["metadata"] |= controlled_by_deployment("demo", labels)
-    assert read_held([entry, own]).all == {("n", "nvidia.com/gpu"): 4}
-    assert read_held([entry, copy]).without(("default", "demo")) == {("n", "nvidia.com/gpu"): 4}, "a Pod of somebody else with all labels"
-    assert read_held([entry, own]).without(("default", "demo")) == {("n", "nvidia.com/gpu"): 3}
+    assert read_used([entry, own]).all == {("n", "nvidia.com/gpu"): 4}
+    assert read_used([entry, copy]).without(("default", "demo")) == {("n", "nvidia.com/gpu"): 4}, "a Pod of somebody else with all labels"
+    assert read_used([entry, own]).without(("default", "demo")) == {("n", "nvidia.com/gpu"): 3}
 
 
 async def test_pods_are_listed_only_for_a_new_plan_with_the_policy() -> None:
@@ -161,11 +161,11 @@ async def test_an_operator_that_may_not_list_the_pods_knows_nothing_of_free_gpus
     bench = Bench(real_node("h200", "a"), real_node("h200", "b"))
     bench.cluster.put({"apiVersion": "v1", "kind": "Pod", **pod("a", 6)})
     await bench.inventory.read()
-    found = await bench.inventory.held()
+    found = await bench.inventory.used_devices()
     assert found is not None
     assert found.all == {("a", "nvidia.com/gpu"): 6}
     bench.cluster.fail("find", POD, Forbidden("no", verb="list", resource="pods"), times=2)
-    assert await bench.inventory.held() is None
+    assert await bench.inventory.used_devices() is None
 
 
 async def test_the_plan_says_which_gpus_the_spec_does_not_allow() -> None:
@@ -187,4 +187,4 @@ async def test_slices_in_use_are_left_to_others_and_an_operator_for_some_namespa
     await bench.settle(("default", "second"))
     assert bench.plan("second").mig_profile is None
     bench.inventory = InventoryCache(bench.cluster, bench.read_inventory, sees_all_pods=False, clock=lambda: 0.0)
-    assert await bench.inventory.held(insist=False) is None
+    assert await bench.inventory.used_devices(insist=False) is None

@@ -9,7 +9,17 @@ import pytest
 
 from support.fake_cluster import FakeCluster
 from vllm_operator.controller.preconditions import REQUIRED, REVIEWS, Permission, Preconditions, Readiness, WatchesOutdated, watched_kinds
-from vllm_operator.kube.client import CLUSTER_PRESET, DEPLOYMENT, GROUP_SET, POD, PRESET, VLLM_DEPLOYMENT, Kind, Unauthorized, Unavailable
+from vllm_operator.kube.client import (
+    CLUSTER_PRESET,
+    DEPLOYMENT,
+    LEADER_WORKER_SET,
+    POD,
+    PRESET,
+    VLLM_DEPLOYMENT,
+    Kind,
+    Unauthorized,
+    Unavailable,
+)
 
 RETRY_SECONDS = 0.01
 
@@ -71,7 +81,7 @@ async def test_where_nothing_is_missing_all_kinds_are_watched(world: World) -> N
     assert not world.readiness
     world.start()
     await world.until(lambda: world.watched)
-    assert world.watched == [(*watched_kinds(()), PRESET, CLUSTER_PRESET, GROUP_SET)]
+    assert world.watched == [(*watched_kinds(()), PRESET, CLUSTER_PRESET, LEADER_WORKER_SET)]
     assert world.readiness
 
 

@@ -18,7 +18,7 @@ from vllm_operator.api.status import ChangeKind, CrashStatus, RemediationStatus,
 from vllm_operator.catalog.startup import load_remedies, load_startup
 from vllm_operator.catalog.versions import load_versions
 from vllm_operator.logs.state import Stage
-from vllm_operator.planning.pinning import digest_of
+from vllm_operator.planning.pinning import digest_of_spec
 from vllm_operator.pods.view import Phase
 from vllm_operator.status.crashes import Finding
 from vllm_operator.status.observation import PodFacts
@@ -103,7 +103,7 @@ def decide(what: Case, status: RemediationStatus | None = None, plan: Plan | Non
 def scaled(decided: RemediationStatus) -> VLLMDeployment:
     """The object with what was decided, one generation later, with the plan of before: somebody has scaled it."""
     before = resource(decided)
-    plan = o.plan().model_copy(update={"observed_generation": 3, "spec_digest": digest_of(before.spec)})
+    plan = o.plan().model_copy(update={"observed_generation": 3, "spec_digest": digest_of_spec(before.spec)})
     after = resource(decided, generation=4, replicas=7)
     return after.with_pinned(plan)
 

@@ -8,7 +8,7 @@ import pytest
 from support.fleet import Fleet
 from support.gpus import real_node
 from support.operators import Bench
-from vllm_operator.kube.client import GROUP_SET
+from vllm_operator.kube.client import LEADER_WORKER_SET
 from vllm_operator.logs.state import Crash, Membership, Stage, StartupState
 
 TWO_NODES: dict[str, Any] = {
@@ -53,7 +53,7 @@ async def fail(fleet: Fleet, crash: Crash | None, *, code: int = 1) -> None:
 
 
 def arguments(bench: Bench) -> list[list[str]]:
-    [workload] = bench.cluster.all(GROUP_SET)
+    [workload] = bench.cluster.all(LEADER_WORKER_SET)
     templates = (workload["spec"]["leaderWorkerTemplate"][role] for role in ("leaderTemplate", "workerTemplate"))
     return [template["spec"]["containers"][0]["args"] for template in templates]
 
@@ -63,11 +63,11 @@ async def test_a_group_whose_follower_can_never_start_is_stopped_after_five_recr
 ) -> None:
     await fleet.serve(remediation={"onUnrecoverableCrash": "ScaleToZero"}, **TWO_NODES)
     for number in range(1, 6):
-        assert bench.cluster.all(GROUP_SET)[0]["spec"]["replicas"] == 1
+        assert bench.cluster.all(LEADER_WORKER_SET)[0]["spec"]["replicas"] == 1
         await fail(fleet, NO_MODEL)
         assert (bench.status().last_crash.restarts or 0) == number - 1  # type: ignore[union-attr]  # else the test fails, too
     assert bench.status().remediation.state == "Stopped"  # type: ignore[union-attr]
-    assert bench.cluster.all(GROUP_SET)[0]["spec"]["replicas"] == 0
+    assert bench.cluster.all(LEADER_WORKER_SET)[0]["spec"]["replicas"] == 0
 
 
 async def test_a_follower_that_ends_with_exit_code_0_is_a_crash_and_may_pass(fleet: Fleet, bench: Bench) -> None:
@@ -76,7 +76,7 @@ async def test_a_follower_that_ends_with_exit_code_0_is_a_crash_and_may_pass(fle
         await fail(fleet, None, code=0)
     assert "Rank 1 has ended with exit code 0 and no error in its log, which counts as a crash" in bench.message("Crashed")
     assert "crashed 6 times" in bench.message("Crashed")
-    assert bench.cluster.all(GROUP_SET)[0]["spec"]["replicas"] == 1  # a node or a network may come back
+    assert bench.cluster.all(LEADER_WORKER_SET)[0]["spec"]["replicas"] == 1  # a node or a network may come back
 
 
 async def test_a_remedy_for_the_crash_of_a_follower_changes_all_ranks_and_is_given_up_if_it_does_not_help(

@@ -134,8 +134,8 @@ def job_prefix(name: str, role: Role) -> str:
     return f"{owner}-{JOB_PURPOSES[role]}-"
 
 
-DEPLOYMENT, GROUP_SET = "Deployment", "LeaderWorkerSet"
-WORKLOADS = (DEPLOYMENT, GROUP_SET)
+DEPLOYMENT_KIND, LEADER_WORKER_SET_KIND = "Deployment", "LeaderWorkerSet"
+WORKLOADS = (DEPLOYMENT_KIND, LEADER_WORKER_SET_KIND)
 """Kinds of objects that run replicas."""
 LOG_OF_GROUPS = "kubectl logs -n lws-system deployment/lws-controller-manager"
 """Prints the log of LeaderWorkerSet's controller, as its releases and its chart install it."""
@@ -148,7 +148,7 @@ def is_workload(manifest: Mapping[str, Any]) -> bool:
 
 def is_of_groups(workload: Any) -> bool:
     """Return whether each replica is a group of Pods."""
-    return reading.text(workload, "kind") == GROUP_SET
+    return reading.text(workload, "kind") == LEADER_WORKER_SET_KIND
 
 
 def template_field(workload: Any) -> str:

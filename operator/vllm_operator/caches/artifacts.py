@@ -358,13 +358,8 @@ def _packer(context: CacheContext, caches: Caches, mount: Mapping[str, Any], mor
 
 def _publisher(context: CacheContext, more: Mapping[str, Any]) -> dict[str, Any]:
     secret = context.artifact.push_secret_ref if context.artifact else None
-    settings = {
-        **portability_settings(context.resource, context.plan, context.engine),
-        "output": PACKED_ROOT,
-        "deadline": PROGRAM_SECONDS,
-        **({"secret": ARTIFACT_SECRET_ROOT} if secret else {}),
-        **more,
-    }
+    settings = {**portability_settings(context.resource, context.plan, context.engine), "output": PACKED_ROOT, "deadline": PROGRAM_SECONDS}
+    settings |= {**({"secret": ARTIFACT_SECRET_ROOT} if secret else {}), **more}
     env = [{"name": "PUBLISH_ARTIFACT", "value": json.dumps(settings, sort_keys=True)}, *proxies_of(context.engine)]
     mounts = [{"name": PACKED_VOLUME, "mountPath": PACKED_ROOT, "readOnly": True}]
     mounts += [{"name": ACCOUNT_VOLUME, "mountPath": ARTIFACT_SECRET_ROOT, "readOnly": True}] if secret else []

@@ -15,7 +15,7 @@ from vllm_operator.api.resource import JOB_PURPOSES, Role, VLLMDeployment, templ
 from vllm_operator.api.status import ArtifactStatus
 from vllm_operator.caches.address import CacheAddress, cache_address, read_portability_settings
 from vllm_operator.caches.jobs import has_role
-from vllm_operator.caches.key import digest_of, key_with_image
+from vllm_operator.caches.key import digest_of_image, key_with_image
 from vllm_operator.caches.measurement import GateRecord, RaceRecord
 from vllm_operator.inventory.pools import Room
 from vllm_operator.pods.view import Phase, PodView
@@ -249,7 +249,7 @@ class CacheContext:
             container = reading.named(pod, CONTAINER, "status", "containerStatuses", key="name")
             desired = reading.named(pod, CONTAINER, "spec", "containers", key="name")
             # An image that was loaded onto a node without a registry has an ID but no digest.
-            digest = digest_of(reading.text(container, "imageID"))
+            digest = digest_of_image(reading.text(container, "imageID"))
             if digest is None or desired.get("image") != self.plan.image or cache_address(pod.get("spec")) != self.address:
                 continue
             yield reading.text(pod, "metadata", "creationTimestamp"), digest

@@ -34,7 +34,7 @@ from vllm_operator.api import labels, reading
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.status import CacheStatus
 from vllm_operator.caches.context import CacheContext
-from vllm_operator.caches.key import digest_of, key_with_image
+from vllm_operator.caches.key import digest_of_image, key_with_image
 
 Changes = dict[str, str | None]
 """Annotations to set, or to remove where the value is None."""
@@ -148,7 +148,7 @@ def read_records(claim: Mapping[str, Any] | None) -> dict[str, ImageRecord]:
 
 def directory_of(plan: Plan, records: Mapping[str, ImageRecord]) -> str:
     """Return the directory for a plan, according to the records of the PVC."""
-    digest = digest_of(plan.image)
+    digest = digest_of_image(plan.image)
     if digest is not None:
         return _filled_by(plan, digest, records)
     by_tag = key_with_image(plan, plan.image)
@@ -172,7 +172,7 @@ def other_directory(context: CacheContext) -> str | None:
 def digest_of_moved_tag(context: CacheContext) -> str | None:
     """Return the digest to which the tag of the image points now; None unless another image filled the current directory."""
     plan, record = context.plan, read_records(context.claim).get(context.key_by_tag)
-    if record is None or context.address is None or digest_of(plan.image) is not None or plan.cache_key != context.key_by_tag:
+    if record is None or context.address is None or digest_of_image(plan.image) is not None or plan.cache_key != context.key_by_tag:
         return None
     digest = context.running_digest or record.latest
     return digest if digest != record.filled_by else None
@@ -181,7 +181,7 @@ def digest_of_moved_tag(context: CacheContext) -> str | None:
 def image_record(context: CacheContext) -> Changes:
     """Return the record of the image that the newest Pod runs; empty if it exists."""
     address, plan, seen = context.address, context.plan, context.running_digest
-    if address is None or seen is None or context.claim is None or digest_of(plan.image) is not None or not plan.cache_key_parts:
+    if address is None or seen is None or context.claim is None or digest_of_image(plan.image) is not None or not plan.cache_key_parts:
         return {}
     by_tag = context.key_by_tag
     record = read_records(context.claim).get(by_tag)

@@ -73,22 +73,22 @@ def key_with_image(plan: Plan, image: str) -> str:
     return f"{plan.cache_key.rpartition('-')[0]}-{digest(values, _DIGEST_LENGTH)}"
 
 
-def digest_of(image: str) -> str | None:
+def digest_of_image(image: str) -> str | None:
     """Return the digest of an image reference; None if it has none."""
-    _, at, digest = image.rpartition("@")
-    return digest if at else None
+    _, at, found = image.rpartition("@")
+    return found if at else None
 
 
 def _parts(
     plan: Plan, version: str | None, parallel: str, mig_profile: str | None, user: int | None, arguments: str | None, generation: int
 ) -> list[PlannedVariable]:
     """Return the parts of the key. Adding, removing or reordering parts changes all keys."""
-    digest = digest_of(plan.image)
-    of_image = _OF_IMAGE if digest else f"{_OF_IMAGE} The tag is used until a Pod reports the digest."
+    image_digest = digest_of_image(plan.image)
+    of_image = _OF_IMAGE if image_digest else f"{_OF_IMAGE} The tag is used until a Pod reports the digest."
     parts = (
         ("distribution", plan.distribution.value, "Builds of vLLM have different kernels."),
         ("version", version, "A vLLM version does not read the caches of another one."),
-        ("image", digest or plan.image, of_image),
+        ("image", image_digest or plan.image, of_image),
         ("architecture", plan.architecture, "Kernels run on one GPU architecture only."),
         ("product", plan.product, "PyTorch refuses artifacts that were built on a GPU with another name."),
         ("migProfile", mig_profile or "none", "A MIG slice has other limits than the whole GPU."),

@@ -160,12 +160,8 @@ def _pod_spec(context: CacheContext) -> dict[str, Any]:
         requests={"cpu": "250m", "memory": "512Mi"},
     )
     volumes = [dict(volume) for volume in reading.objects(template, "volumes") if volume.get("name") in names]
-    fields = {
-        "restartPolicy": "OnFailure",
-        "terminationGracePeriodSeconds": 5,
-        "containers": [container],
-        "volumes": [*volumes, {"name": "fetch-temporary", "emptyDir": {}}],
-    }
+    volumes.append({"name": "fetch-temporary", "emptyDir": {}})
+    fields = {"restartPolicy": "OnFailure", "terminationGracePeriodSeconds": 5, "containers": [container], "volumes": volumes}
     # the nodes of the Job need no GPU, and so not the engine's RuntimeClass
     return jobs.render_pod_spec(template, context.plan.tools_image, fields, [name for name in jobs.INHERITED if name != "runtimeClassName"])
 

@@ -164,9 +164,5 @@ def build_rules(
 def load_rules() -> Rules:
     """Read the rules that ship with the operator."""
     rules = (rule for name in list_data("rules") for rule in load_file(tuple[Rule, ...], name))
-    return build_rules(
-        rules,
-        load_file(tuple[Invocation, ...], "invocations.yaml"),
-        Kernels(load_file(tuple[Kernel, ...], "kernels.yaml")),
-        load_selectors(),
-    )
+    invocations, kernels = load_file(tuple[Invocation, ...], "invocations.yaml"), load_file(tuple[Kernel, ...], "kernels.yaml")
+    return build_rules(rules, invocations, Kernels(kernels), load_selectors())

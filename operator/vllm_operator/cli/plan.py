@@ -23,7 +23,7 @@ from vllm_operator.catalog.loader import Catalog
 from vllm_operator.cli import documents
 from vllm_operator.cli.inputs import STANDARD_INPUT, InputError, invalid, print_as
 from vllm_operator.cli.terminal import section, table, wrap
-from vllm_operator.inventory.devices import read_held
+from vllm_operator.inventory.devices import read_used
 from vllm_operator.inventory.node_labels import SLICES
 from vllm_operator.inventory.nodes import read_inventory
 from vllm_operator.inventory.pools import Inventory
@@ -34,7 +34,7 @@ from vllm_operator.planning.planner import plan
 from vllm_operator.planning.presets import missing_preset, with_current_preset
 from vllm_operator.planning.validation import violations
 from vllm_operator.rendering.exposure import render_autoscaler, render_disruption_budget, render_exposure
-from vllm_operator.rendering.image_reading import find_record, image_to_read, read_record
+from vllm_operator.rendering.image_reading import find_build_record, image_to_read, read_build_record
 from vllm_operator.rendering.manifests import render
 from vllm_operator.rendering.revision import RevisionError, is_revision_of, number_of, read_revision
 from vllm_operator.sizing.model_facts import ModelFiles
@@ -72,8 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
         if resource.pinned is None:
             raise InputError(f"the VLLMDeployment {documents.name_of(found.resource)} has no current plan to compare with")
     image = None if arguments.version_table else image_to_read(resource, catalog.versions)
-    if image is not None and (record := find_record(resource, image, found.objects)) is not None:
-        catalog = replace(catalog, versions=replace(catalog.versions, build=read_record(image, record).table))
+    if image is not None and (record := find_build_record(resource, image, found.objects)) is not None:
+        catalog = replace(catalog, versions=replace(catalog.versions, build=read_build_record(image, record).table))
     catalog = with_results(catalog, resource, revisions_of(resource, found.objects))
     inventory = _inventory(resource, found, catalog)
     if isinstance(merged, Verdict):
@@ -171,7 +171,7 @@ def _inventory(resource: VLLMDeployment, found: documents.ClusterObjects, catalo
     inventory = read_inventory(nodes, slices, catalog.gpus, node_pools=pools)
     if found.pods is None and not claims:
         return inventory
-    held = read_held(found.pods or (), claims or None)
+    held = read_used(found.pods or (), claims or None)
     used = held.without((resource.metadata.namespace, resource.metadata.name)) if found.pods is not None else None
     return replace(inventory, used=used, allocated=held.claimed_by_others(), read_at=datetime.now(UTC))
 

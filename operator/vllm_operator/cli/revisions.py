@@ -44,7 +44,7 @@ def show_history(arguments: argparse.Namespace) -> int:
 
 def history(resource: VLLMDeployment, revisions: Sequence[Manifest], now: datetime) -> list[dict[str, Any]]:
     """Return the revisions of an object, oldest first, in the order of the columns of the table."""
-    running, rollbacks = resource.status.revision or "", rollbacks_to_try(resource)
+    running, rollbacks = resource.status.revision or "", [it.names for it in rollbacks_to_try(resource)]
     rows, before = list[dict[str, Any]](), None
     for revision in revisions:
         name = text(revision, "metadata", "name")
@@ -88,8 +88,8 @@ def find_rollback(resource: VLLMDeployment, revisions: Sequence[Manifest], numbe
         )
     if ready.reason in REFUSALS or running not in by_name:
         raise InputError(f"the current spec of {name} has no plan that it could be rolled back from. {ready.message}")
-    current = by_name[running]
-    replaced = next((by_name[left] for to, left in rollbacks_to_try(resource) if to == running and left in by_name), current)
+    current, rollbacks = by_name[running], (it.names for it in rollbacks_to_try(resource))
+    replaced = next((by_name[left] for to, left in rollbacks if to == running and left in by_name), current)
     if number is not None:
         target = next((each for each in revisions if number_of(each) == number), None)
     else:

@@ -87,7 +87,7 @@ class Actor:
         await self.remove(snapshot.manifest, snapshot.removals)
         resource, revision = snapshot.resource, None
         if snapshot.build is not None:
-            await self.builds.keep(resource, snapshot.build, snapshot.records)
+            await self.builds.keep(resource, snapshot.build, snapshot.build_records)
         if decision.outcome.plan is not None:
             persisted = await self.plans.persist(resource, snapshot.revisions, decision.outcome.plan)
             if isinstance(persisted, Verdict):
@@ -103,7 +103,7 @@ class Actor:
         if race is not None and race.record is not None and recorded_on is not None:
             await self.plans.annotate(recorded_on, {RACE_ANNOTATION: race.record.model_dump_json(by_alias=True, exclude_defaults=True)})
         if decision.context is not None:
-            recorded = {name: await self._write_record(resource.metadata.uid, name, result) for name in decision.records}
+            recorded = {name: await self._write_record(resource.metadata.uid, name, result) for name in decision.claim_records}
             await self._run_jobs(snapshot.manifest, decision.context, result, is_recorded=recorded.get(decision.claim_name or "", True))
         await self._apply(snapshot, result)
         failure = result.applied.failure
@@ -118,7 +118,7 @@ class Actor:
             result.scaling = await self.optional.scale(resource, snapshot.manifest, has_groups=has_groups)
             if revision is not None:
                 in_use = {revision, applied_revision(snapshot.deployment), resource.status.revision or "", race.revision if race else ""}
-                in_use |= {name for names in rollbacks_to_try(resource) for name in names}
+                in_use |= {name for each in rollbacks_to_try(resource) for name in each.names}
                 await self.plans.prune(snapshot.revisions, in_use)
         except ClusterError as error:
             raise failure or error from error
@@ -154,7 +154,7 @@ class Actor:
 
     async def _write_record(self, uid: str, name: str, result: ActionResult) -> bool:
         """Write the annotations of a PVC, and remove its other owners. Return whether it has the annotations now."""
-        changes, is_lent = result.decision.records[name], name in result.decision.lenders
+        changes, is_lent = result.decision.claim_records[name], name in result.decision.lenders
         disowned = find_other_owners(result.claims[name], uid) if is_lent else ()
         # The API server may allow changes of owners only with the permission to delete.
         for positions in dict.fromkeys((disowned, ())):
@@ -251,8 +251,8 @@ class Actor:
         if any(manifest["kind"] == kube.CLAIM_TEMPLATE.kind for manifest in actions.manifests):
             self.created.note(kube.CLAIM_TEMPLATE, snapshot.key)
         desired = list(actions.manifests)
-        if any(manifest["kind"] == kube.GROUP_SET.kind for manifest in desired):
-            self.created.note(kube.GROUP_SET, snapshot.key)
+        if any(manifest["kind"] == kube.LEADER_WORKER_SET.kind for manifest in desired):
+            self.created.note(kube.LEADER_WORKER_SET, snapshot.key)
         replicas = find_workload(desired, snapshot.resource.metadata.name)
         if replicas is not None and result.revision is not None:
             desired[desired.index(replicas)] = with_applied_revision(replicas, result.revision)

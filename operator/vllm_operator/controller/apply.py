@@ -17,7 +17,7 @@ from typing import Any
 from vllm_operator.api import labels, reading
 from vllm_operator.api.conditions import Change
 from vllm_operator.api.reading import digest
-from vllm_operator.api.resource import GROUP_SET, LOG_OF_GROUPS, is_workload, template_field
+from vllm_operator.api.resource import LEADER_WORKER_SET_KIND, LOG_OF_GROUPS, is_workload, template_field
 from vllm_operator.controller.ownership import is_controlled_by, is_created_by_operator, is_of_earlier, may_delete
 from vllm_operator.kube import client as kube
 from vllm_operator.kube import managed_fields
@@ -29,7 +29,7 @@ from vllm_operator.text.wording import MESSAGE_LIMIT
 
 log = logging.getLogger(__name__)
 
-CLEANED = {kube.DEPLOYMENT: "/spec/template/spec/", kube.GROUP_SET: "/spec/leaderWorkerTemplate/", kube.SERVICE: "/spec/ports/"}
+CLEANED = {kube.DEPLOYMENT: "/spec/template/spec/", kube.LEADER_WORKER_SET: "/spec/leaderWorkerTemplate/", kube.SERVICE: "/spec/ports/"}
 """Parts of the spec from which additions of other managers are removed. Elsewhere they stay, such as a paused rollout."""
 MAX_CHECKED = 20_000
 """Maximum number of children whose last check is cached."""
@@ -46,7 +46,7 @@ class Refusal:
     error: ClusterError
 
     def __str__(self) -> str:
-        error, of_groups = self.error, self.kind == GROUP_SET
+        error, of_groups = self.error, self.kind == LEADER_WORKER_SET_KIND
         if isinstance(error, Conflict):
             return str(error)
         is_silent, is_old = of_groups and isinstance(error, Unavailable), of_groups and not isinstance(error, Forbidden | Unavailable)
@@ -56,7 +56,7 @@ class Refusal:
     @property
     def lacks_kind(self) -> bool:
         """Whether the kind is not installed: server-side apply creates a missing object."""
-        return self.kind == GROUP_SET and isinstance(self.error, NotFound)
+        return self.kind == LEADER_WORKER_SET_KIND and isinstance(self.error, NotFound)
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ class Applier:
         result = Applied()
         found = {_identity(child): child for child in live}
         # Prerequisites of scheduling come first. API servers create Services slowly.
-        order = {kube.CLAIM.kind: 0, kube.CLAIM_TEMPLATE.kind: 0, kube.DEPLOYMENT.kind: 1, kube.GROUP_SET.kind: 1}
+        order = {kube.CLAIM.kind: 0, kube.CLAIM_TEMPLATE.kind: 0, kube.DEPLOYMENT.kind: 1, kube.LEADER_WORKER_SET.kind: 1}
         for place in range(3):
             group = [desired for desired in desired_objects if order.get(desired["kind"], 2) == place]
             # A Pod that starts with a PVC that is being deleted would block the deletion.
@@ -139,7 +139,7 @@ class Applier:
         except ClusterError as error:
             # a webhook cannot be called, or does not respond before the Lease may end the request
             is_of_webhook = "failed calling webhook" in str(error) or isinstance(error.__cause__, TimeoutError)
-            if not isinstance(error, (Conflict, *_FINAL)) and not (desired["kind"] == GROUP_SET and is_of_webhook):
+            if not isinstance(error, (Conflict, *_FINAL)) and not (desired["kind"] == LEADER_WORKER_SET_KIND and is_of_webhook):
                 raise
             if isinstance(error, Conflict):
                 live = None

@@ -42,8 +42,8 @@ class BuildReader:
         image, namespace = image_reading.image_to_read(resource, versions), resource.metadata.namespace
         if image is None:
             return None
-        if (record := image_reading.find_record(resource, image, records)) is not None:
-            return image_reading.read_record(image, await self.client.get(kube.REVISION, record["metadata"]["name"], namespace))
+        if (record := image_reading.find_build_record(resource, image, records)) is not None:
+            return image_reading.read_build_record(image, await self.client.get(kube.REVISION, record["metadata"]["name"], namespace))
         if is_in_force(resource.pinned, resource):
             return None
         job = image_reading.render_reading(resource, image, self.tools_image)

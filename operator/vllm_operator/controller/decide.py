@@ -60,7 +60,7 @@ class Decision:
     """The PVC of the caches; None if they are on no PVC."""
     weights_claim_name: str | None = None
     """The PVC of the weights, if it is another one."""
-    records: Mapping[str, Changes] = field(default_factory=dict)
+    claim_records: Mapping[str, Changes] = field(default_factory=dict)
     """Annotations to write on PVCs before Pods use them, by the name of the PVC."""
     room: Room | None = None
     """The GPUs for the Pods if bad nodes are avoided; None if unknown, or if an autoscaler would add nodes."""
@@ -103,7 +103,7 @@ def decide(snapshot: Snapshot, catalog: KnownCatalog, crashes: KnownCrashes, set
         kept=_keep(snapshot, actions),
         claim_name=context.address.claim if context.address else None,
         weights_claim_name=context.weights_claim_name,
-        records=_records(snapshot, context, actions, manifests, lenders),
+        claim_records=_claim_records(snapshot, context, actions, manifests, lenders),
         room=_find_room(context, snapshot.inventory, catalog.current) if avoids(resource) else None,
         lenders=lenders,
     )
@@ -246,7 +246,7 @@ def _find_room(context: CacheContext, inventory: Inventory | Verdict, catalog: C
     return find_room(context.plan, context.template, every)
 
 
-def _records(
+def _claim_records(
     snapshot: Snapshot, context: CacheContext, actions: CacheActions, manifests: Iterable[Manifest], lenders: Iterable[str]
 ) -> dict[str, Changes]:
     """Return the annotations to write on PVCs: who shares them (`caches.claims`), and the state of the caches."""

@@ -15,12 +15,12 @@ from typing import Generic, TypeVar
 from vllm_operator.api import labels, reading
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.catalog.gpus import load_gpus
-from vllm_operator.inventory.devices import DRIVER, HeldDevices, read_held, requested_devices
+from vllm_operator.inventory.devices import DRIVER, UsedDevices, read_used, requested_devices
 from vllm_operator.inventory.pools import Inventory
 from vllm_operator.kube import client as kube
 from vllm_operator.kube.client import ClusterClient, ClusterError, Forbidden, Key, Kind, Manifest, NotFound, Unavailable
 from vllm_operator.kube.recent import Recent
-from vllm_operator.planning.pinning import NEEDS_ROOM, NEW_PLAN_SECONDS, Standing, digest_of, needs_usage
+from vllm_operator.planning.pinning import NEEDS_ROOM, NEW_PLAN_SECONDS, Standing, digest_of_spec, needs_usage
 from vllm_operator.planning.placement.promises import Promise, with_usage
 from vllm_operator.pods.view import PodView
 
@@ -48,7 +48,7 @@ class SharedRead(Generic[Content]):
         self._clock = clock
         self._reading = asyncio.Lock()
         self._reads = 0  # number of completed reads, also of failed ones
-        self._kept, self._read_at, self._took = 0, -math.inf, 0.0  # number, start time and duration of the last successful read
+        self._content_number, self._read_at, self._took = 0, -math.inf, 0.0  # number, start time and duration of the last successful read
         self._content: Content | None = None
         self._error: Exception | None = None
 
@@ -60,9 +60,9 @@ class SharedRead(Generic[Content]):
         age, before = min(max(max_age, REST_FACTOR * self._took), limit), self._reads
         if self._content is not None and self._clock() - self._read_at < age:
             return self._content  # without waiting for a read: a caller that has just read decides before those that wait for the lock
-        fresh = before + self._reading.locked() + 1  # the first read that begins from now on
+        fresh = before + self._reading.locked() + 1  # number of the first read that begins from now on: a running one began earlier
         async with self._reading:
-            if self._kept < fresh and self._clock() - self._read_at >= age:
+            if self._content_number < fresh and self._clock() - self._read_at >= age:
                 if self._reads == before or self._error is None:
                     await self._try()
                 if self._error is not None and not (or_last and isinstance(self._error, Unavailable) and self._content is not None):
@@ -77,7 +77,7 @@ class SharedRead(Generic[Content]):
         except ClusterError as error:
             self._error = error
         else:
-            self._kept, self._read_at, self._took, self._error = self._reads + 1, began, self._clock() - began, None
+            self._content_number, self._read_at, self._took, self._error = self._reads + 1, began, self._clock() - began, None
             if content != self._content:  # otherwise keep the object: callers compare by identity
                 self._content = content
         self._reads += 1
@@ -87,7 +87,7 @@ class SharedRead(Generic[Content]):
 class InventoryCache:
     """A cache of the GPUs, from the nodes that may have one, the ResourceSlices and Karpenter's NodePools.
 
-    Pods are listed, and only when a new plan depends on the free devices (`held`): a watch would deliver every change of every Pod.
+    Pods are listed, and only when a new plan depends on the free devices (`used_devices`): a watch would deliver every change of every Pod.
     `make` gets nodes, ResourceSlices and `node_pools`. `sees_all_pods`: the operator may list the Pods of all namespaces.
     """
 
@@ -106,7 +106,7 @@ class InventoryCache:
 
     def __post_init__(self) -> None:
         self._inventory = SharedRead(self._read_inventory, self.clock)
-        self._held = SharedRead(self._read_held, self.clock)
+        self._used_devices = SharedRead(self._read_used_devices, self.clock)
 
     async def read(self, *, max_age: float | None = None, limit: float = AGE_SECONDS) -> Inventory:
         """Return the inventory, at most `max_age` seconds old, or `limit` if reading takes long. Raises ClusterError.
@@ -115,7 +115,7 @@ class InventoryCache:
         """
         return await self._inventory.get(AGE_SECONDS if max_age is None else max_age, limit=limit, or_last=max_age is None)
 
-    async def held(self, *, insist: bool = True, max_age: float = 0.0, limit: float = AGE_SECONDS) -> HeldDevices | None:
+    async def used_devices(self, *, insist: bool = True, max_age: float = 0.0, limit: float = AGE_SECONDS) -> UsedDevices | None:
         """Return the devices that Pods of the cluster use; None if the operator may not list Pods. Raises other ClusterErrors.
 
         Without `insist`, an operator that serves only some namespaces does not ask.
@@ -123,19 +123,19 @@ class InventoryCache:
         if not (insist or self.sees_all_pods):
             return None
         try:
-            return await self._held.get(max_age, limit=limit)
+            return await self._used_devices.get(max_age, limit=limit)
         except Forbidden:
             return None
 
-    async def _read_held(self) -> HeldDevices:
+    async def _read_used_devices(self) -> UsedDevices:
         """List the Pods on the nodes with GPUs, and ResourceClaims. The number of requests does not grow with the number of nodes."""
         nodes, slices, _ = self._seen
         claims = await self._find(kube.RESOURCE_CLAIM) if slices else None
         if len(nodes) > NODE_LISTS:
             pages = self.client.pages(kube.POD, fields=ON_NODES)
-            return read_held([part async for page in pages for pod in page if (part := _device_part(pod))], claims)
+            return read_used([part async for page in pages for pod in page if (part := _device_part(pod))], claims)
         lists = [self.client.find(kube.POD, fields={"spec.nodeName": node["metadata"]["name"]}, cached=True) for node in nodes]
-        return read_held([pod for found in await asyncio.gather(*lists) for pod in found], claims)
+        return read_used([pod for found in await asyncio.gather(*lists) for pod in found], claims)
 
     async def _read_inventory(self) -> Inventory:
         slices = await self._find(kube.RESOURCE_SLICE) or ()
@@ -194,17 +194,17 @@ class InventoryCache:
             self._counted.pop(metadata.uid, None)
         if not needs_usage(resource, inventory, standing, listed_pools=listed):
             return inventory
-        question = digest_of(resource.spec), metadata.annotations.get(labels.REPLAN_ANNOTATION), inventory
+        question = digest_of_spec(resource.spec), metadata.annotations.get(labels.REPLAN_ANNOTATION), inventory
         remembered = self._counted.get(metadata.uid)
         if remembered is not None and remembered[0] == question:
             return remembered[1]
         age, limit = NEW_PLAN_SECONDS if standing in NEEDS_ROOM and not fresh else 0.0, NEW_PLAN_SECONDS if fresh else AGE_SECONDS
-        held = await self.held(insist=_insists(resource), max_age=age, limit=limit)
-        if held is None:
+        in_use = await self.used_devices(insist=_insists(resource), max_age=age, limit=limit)
+        if in_use is None:
             counted = replace(inventory, hidden=True)
         else:
             owner = metadata.namespace, metadata.name
-            counted = with_usage(replace(inventory, read_at=now), held, owner, {pod.uid for pod in pods}, self.promises)
+            counted = with_usage(replace(inventory, read_at=now), in_use, owner, {pod.uid for pod in pods}, self.promises)
         if standing is Standing.NEW:
             self._counted.put(metadata.uid, (question, counted))
         return counted
@@ -219,11 +219,11 @@ class InventoryCache:
         if inventory.hidden:
             return inventory
         age, limit = (NEW_PLAN_SECONDS, AGE_SECONDS) if inventory.read_at == now else (0.0, NEW_PLAN_SECONDS)
-        held = await self.held(insist=_insists(resource), max_age=age, limit=limit)
-        if held is None:
+        in_use = await self.used_devices(insist=_insists(resource), max_age=age, limit=limit)
+        if in_use is None:
             return replace(inventory, hidden=True)
         owner = resource.metadata.namespace, resource.metadata.name
-        return with_usage(inventory, held, owner, {pod.uid for pod in pods}, self.promises if with_promised else {})
+        return with_usage(inventory, in_use, owner, {pod.uid for pod in pods}, self.promises if with_promised else {})
 
 
 def _insists(resource: VLLMDeployment) -> bool:

@@ -120,7 +120,7 @@ class Snapshot:
     """The plan of the live Deployment, if another one is measured against it before its rollout."""
     build: ImageReading | None = None
     """The build of vLLM in the image; None if the catalog knows it."""
-    records: tuple[Manifest, ...] = ()
+    build_records: tuple[Manifest, ...] = ()
     """The ControllerRevisions about builds, likewise."""
     standing: Standing = Standing.NEW
     """Whether the GPU of the plan in force may be chosen again."""
@@ -193,7 +193,7 @@ class Observer:
             children=children,
             pods=pods,
             revisions=tuple(item for item in revisions if is_revision_of(resource, item)),
-            records=tuple(item for item in revisions if is_record_of(resource, item)),
+            build_records=tuple(item for item in revisions if is_record_of(resource, item)),
             removals=removals,
         )
         planned = await self._with_planning_input(snapshot)
@@ -231,7 +231,7 @@ class Observer:
     async def _find_children(self, manifest: Manifest, pods: Sequence[PodView]) -> tuple[Manifest, ...]:
         namespace, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
         # not watched, or not installed
-        others = [kind for kind in (kube.CLAIM_TEMPLATE, kube.GROUP_SET) if await self.created.may_exist(kind, (namespace, name))]
+        others = [kind for kind in (kube.CLAIM_TEMPLATE, kube.LEADER_WORKER_SET) if await self.created.may_exist(kind, (namespace, name))]
         kinds = [kube.DEPLOYMENT, kube.SERVICE, kube.CLAIM, *others]
         found: list[Manifest] = []
         for kind in kinds:
@@ -240,7 +240,7 @@ class Observer:
         children = [child for child in found if not is_of_another(child, name)]
         if not reading.mapping(manifest, "status", "plan"):
             return tuple(children)  # at most the Deployment was applied, a moment ago, and nobody can have changed its labels yet
-        wanted = [(kube.GROUP_SET if kube.GROUP_SET in others else kube.DEPLOYMENT, name), (kube.SERVICE, name)]
+        wanted = [(kube.LEADER_WORKER_SET if kube.LEADER_WORKER_SET in others else kube.DEPLOYMENT, name), (kube.SERVICE, name)]
         if any(map(is_primer, pods)):
             wanted.append((kube.DEPLOYMENT, primer_name(name)))
         missing = [(kind, child) for kind, child in wanted if find_child(children, kind, child) is None]
@@ -277,7 +277,7 @@ class Observer:
         snapshot = replace(snapshot, resource=resource, files=files, standing=standing)
         if (refusal := refuse_artifact(resource, self.trust)) is not None:
             return replace(snapshot, unplanned=not_accepted(refusal))
-        build = await self.builds.read(resource, self.catalog.current.versions, snapshot.records, snapshot.pods)
+        build = await self.builds.read(resource, self.catalog.current.versions, snapshot.build_records, snapshot.pods)
         if build is not None and not build.is_over:
             message = load_messages().say("image.reading", image=build.image, why=build.obstacle)
             verdict = Verdict(ConditionStatus.FALSE, Reason.READING_IMAGE, message)
@@ -324,13 +324,13 @@ class Observer:
 
         A rollback counts only while the plan that it replaces would be in force.
         """
-        for names in pinning.rollbacks_to_try(resource):
-            replaced = await self.plans.find(resource, names[1])
+        for request in pinning.rollbacks_to_try(resource):
+            replaced = await self.plans.find(resource, request.replaced)
             if replaced is None:  # the annotation may be a copy from another object
                 continue
             current = await self._with_preset(resource.with_pinned(replaced))
             if not isinstance(current, Verdict) and is_in_force(replaced, current):
-                return await self.plans.roll_back(current, names[0], by_operator=names != pinning.read_rollback(resource))
+                return await self.plans.roll_back(current, request.revision, by_operator=request.by_operator)
         return None
 
     def _ask_hub(self, resource: VLLMDeployment, *, may_move: bool, served: bool) -> tuple[VLLMDeployment, HubAnswer | None]:
@@ -416,8 +416,8 @@ class Observer:
             return False
         if is_recent(user, self.now()) or claim in dict(named_claims(found.get("spec"))):
             return True
-        has_groups = await self.created.may_exist(kube.GROUP_SET, (namespace, user.name))
-        workload = await self._get(kube.GROUP_SET if has_groups else kube.DEPLOYMENT, user.name, namespace)
+        has_groups = await self.created.may_exist(kube.LEADER_WORKER_SET, (namespace, user.name))
+        workload = await self._get(kube.LEADER_WORKER_SET if has_groups else kube.DEPLOYMENT, user.name, namespace)
         return claim in claims_of(template_spec(workload))
 
 

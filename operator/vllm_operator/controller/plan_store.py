@@ -97,7 +97,7 @@ class PlanStore:
     async def persist(self, resource: VLLMDeployment, revisions: Sequence[Manifest], plan: Plan) -> str | Verdict:
         """Create the ControllerRevision of a plan if it is missing; return its name, or why it cannot be created. Raises ClusterError."""
         current, uid = resource.status.revision, resource.metadata.uid
-        known = (*([current] if current is not None else ()), *chain.from_iterable(rollbacks_to_try(resource)))
+        known = (*([current] if current is not None else ()), *chain.from_iterable(it.names for it in rollbacks_to_try(resource)))
         existing = [revision["metadata"]["name"] for revision in revisions]
         # the digest of a plan in memory is known
         name = next((each for each in known if each in existing and self._plans.get((uid, each)) is plan), None)

@@ -92,7 +92,7 @@ REQUIRED = (
     *permissions("list", kube.NODE, effect="no GPU can be chosen"),
 )
 """Without one of these, the operator is not ready but continues as far as possible."""
-INSTALLABLE = (kube.PRESET, kube.CLUSTER_PRESET, kube.GROUP_SET)
+INSTALLABLE = (kube.PRESET, kube.CLUSTER_PRESET, kube.LEADER_WORKER_SET)
 """Watched kinds whose CRDs may be missing: for objects that name a preset, and for replicas on several nodes."""
 IF_INSTALLED = permissions("list watch", *INSTALLABLE)
 

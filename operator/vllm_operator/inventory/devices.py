@@ -86,7 +86,7 @@ def _without_partitioned(devices: list[Device]) -> tuple[Device, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldDevices:
+class UsedDevices:
     """The devices that Pods of the cluster use: of all Pods, and of the Pods of each VLLMDeployment.
 
     `claimed` are the devices that ResourceClaims hold (see `read_claims`); None if they were not read.
@@ -121,7 +121,7 @@ def read_claims(claims: Iterable[Mapping[str, Any]]) -> Mapping[str, frozenset[s
     return found
 
 
-def read_held(pods: Iterable[Mapping[str, Any]], claims: Iterable[Mapping[str, Any]] | None = None) -> HeldDevices:
+def read_used(pods: Iterable[Mapping[str, Any]], claims: Iterable[Mapping[str, Any]] | None = None) -> UsedDevices:
     """Add up the requests of Pods on nodes. Any value is valid input. `claims` is None if they were not read."""
     used: Counter[tuple[str, str]] = Counter()
     own: dict[Owner, Counter[tuple[str, str]]] = {}
@@ -131,7 +131,7 @@ def read_held(pods: Iterable[Mapping[str, Any]], claims: Iterable[Mapping[str, A
         used.update(devices)
         if devices and (owner := deployment_of(pod)) is not None:
             own.setdefault(owner, Counter()).update(devices)
-    return HeldDevices(used, own, None if claims is None else read_claims(claims))
+    return UsedDevices(used, own, None if claims is None else read_claims(claims))
 
 
 def requested_devices(pod: Mapping[str, Any]) -> Mapping[str, int]:

@@ -59,7 +59,7 @@ class Kind:
 
 VLLM_DEPLOYMENT = Kind(labels.API_VERSION, labels.KIND, labels.PLURAL)
 DEPLOYMENT = Kind("apps/v1", "Deployment", "deployments")
-GROUP_SET = Kind("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "leaderworkersets")
+LEADER_WORKER_SET = Kind("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "leaderworkersets")
 REVISION = Kind("apps/v1", "ControllerRevision", "controllerrevisions")
 SERVICE = Kind("v1", "Service", "services")
 CLAIM = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")

@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm_operator.api.conditions import READY, REFUSALS, TRUE, UNKNOWN, VALID_SPEC, Reason, Verdict, find_condition
 from vllm_operator.api.labels import REPLAN_ANNOTATION, ROLLBACK_ANNOTATION, is_name
@@ -25,7 +25,7 @@ from vllm_operator.catalog.notes import say
 from vllm_operator.inventory.node_labels import SHARED
 from vllm_operator.inventory.pools import SHARED_GPU_RESOURCE, Inventory
 from vllm_operator.planning.outcome import Outcome, compare, refusal_of, summarize, summarize_gpu
-from vllm_operator.planning.placement.targets import InUse, in_use_of, may_run_on
+from vllm_operator.planning.placement.targets import GPUIdentity, identity_of, may_run_on
 from vllm_operator.planning.pod_template import run_as_user
 from vllm_operator.pods.view import Phase, PodView, has_run
 from vllm_operator.sizing.parallelism import COUNT_LIMIT, ParallelShape, Shape, resolve_shape
@@ -84,7 +84,7 @@ def is_in_force(pinned: Plan | None, resource: VLLMDeployment) -> bool:
     if pinned.replan_token != resource.metadata.annotations.get(REPLAN_ANNOTATION):
         return False
     same = pinned.observed_generation == resource.metadata.generation
-    return same or (pinned.spec_digest is not None and pinned.spec_digest == digest_of(resource.spec))
+    return same or (pinned.spec_digest is not None and pinned.spec_digest == digest_of_spec(resource.spec))
 
 
 def reopened(pinned: Plan) -> Plan:
@@ -103,7 +103,7 @@ def needs_usage(resource: VLLMDeployment, inventory: Inventory, standing: Standi
     if accelerator.policy == "MostFree":
         return True
     if standing in NEEDS_ROOM and pinned is not None:
-        return listed_pools > 0 or any(in_use_of(pool) != gpu_in_use(pinned) for pool in inventory.pools)
+        return listed_pools > 0 or any(identity_of(pool) != gpu_in_use(pinned) for pool in inventory.pools)
     allowed = (pool for pool in inventory.pools if may_run_on(pool, accelerator))
     return len({(pool.resource, pool.labels, pool.product, pool.mig_profile, pool.provider) for pool in allowed}) + listed_pools > 1
 
@@ -125,20 +125,34 @@ def planned_fields(spec: VLLMDeploymentSpec) -> dict[str, Any]:
     return fields if drain is None else {**fields, "rollout": {"drainSeconds": drain}}
 
 
-def read_rollback(resource: VLLMDeployment) -> tuple[str, str] | None:
-    """Return the revision to run and the one that it replaces, from the annotation; None without a valid one."""
+class RollbackRequest(NamedTuple):
+    """A rollback: the revision to run, the one that it replaces, and whether the operator has decided it."""
+
+    revision: str
+    replaced: str
+    by_operator: bool
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Both revisions."""
+        return self.revision, self.replaced
+
+
+def read_rollback(resource: VLLMDeployment) -> RollbackRequest | None:
+    """Return the rollback that a user requests with the annotation; None without a valid one."""
     name, sign, replaced = resource.metadata.annotations.get(ROLLBACK_ANNOTATION, "").partition(_INSTEAD)
-    return (name, replaced) if sign and is_name(name) and is_name(replaced) else None
+    return RollbackRequest(name, replaced, by_operator=False) if sign and is_name(name) and is_name(replaced) else None
 
 
-def rollbacks_to_try(resource: VLLMDeployment) -> list[tuple[str, str]]:
-    """Return the rollbacks that may be in force: the user's, then the operator's. Each is the revision to run and the one that it replaces.
+def rollbacks_to_try(resource: VLLMDeployment) -> list[RollbackRequest]:
+    """Return the rollbacks that may be in force: the user's, then the operator's.
 
     The caller takes the first whose replaced plan would be in force.
     """
-    users, decided = read_rollback(resource), resource.status.rollback
-    own = (decided.revision, decided.failed) if decided is not None and decided.revision is not None else None
-    return [names for names in (users, own) if names is not None]
+    found, decided = [read_rollback(resource)], resource.status.rollback
+    if decided is not None and decided.revision is not None:
+        found.append(RollbackRequest(decided.revision, decided.failed, by_operator=True))
+    return [request for request in found if request is not None]
 
 
 def rollback_request(name: str, replaced: str) -> str:
@@ -193,7 +207,7 @@ def outcome_of_rollback(plan: Plan, number: int, gpus: GPUs, *, by_operator: boo
     return Outcome(VALID_SPEC, Verdict(TRUE, Reason.ROLLED_BACK, message), plan)
 
 
-def digest_of(spec: VLLMDeploymentSpec) -> str:
+def digest_of_spec(spec: VLLMDeploymentSpec) -> str:
     """Return a digest of the fields of the spec that plans depend on."""
     return hashlib.sha256(json.dumps(planned_fields(spec), sort_keys=True).encode()).hexdigest()[:16]
 
@@ -255,11 +269,11 @@ def with_cache_generation(pinned: Plan, resource: VLLMDeployment, generation: in
     return renewed.model_copy(update={"cache_artifact": artifact})
 
 
-def gpu_in_use(pinned: Plan) -> InUse:
-    """Return the identity of the GPU in a plan."""
+def gpu_in_use(pinned: Plan) -> GPUIdentity:
+    """Return the identity of the GPU of a plan."""
     named = any(value.endswith(SHARED) for requirement in pinned.node_requirements for value in requirement.values or ())
     shared = named or pinned.time_slices is not None or pinned.resource == SHARED_GPU_RESOURCE
-    return pinned.architecture, pinned.product, pinned.mig_profile, shared
+    return GPUIdentity(pinned.architecture, pinned.product, pinned.mig_profile, shared)
 
 
 def pinned_shape(shape: Shape, pinned: Plan, spec: VLLMDeploymentSpec) -> Shape:

@@ -63,7 +63,7 @@ def plan(
     compared with a plan as requested now, for which the GPU is chosen again.
     """
     in_force = pinning.is_in_force(pinned, resource)
-    digest, moved = pinning.digest_of(resource.spec), overrides.translate(resource)
+    digest, moved = pinning.digest_of_spec(resource.spec), overrides.translate(resource)
     if pinned is not None and resource.rolled_back_to is not None:
         kept = pinning.with_cache_generation(pinned, moved.resource, cache_generation)
         return pinning.outcome_of_rollback(kept, resource.rolled_back_to, catalog.gpus, by_operator=resource.is_rolled_back_by_operator)
@@ -168,7 +168,7 @@ class _FreshPlan:
         others = free_products(found, but=chosen.compared)
         is_better = bool(target.free) and target.rank < rank
         around = FreeGPUs(free, others, is_open, is_better)
-        if not is_better and (targets.in_use_of(target.pool), target.shape.count) != (gpu, pinned.count):
+        if not is_better and (targets.identity_of(target.pool), target.shape.count) != (gpu, pinned.count):
             return replace(self.outcome(), free=around)
         if not (is_better and is_open):
             return replace(anew._made(choice), free=around)
@@ -420,7 +420,7 @@ class _FreshPlan:
         per_pod = per_pod_notes((resource.spec.engine and resource.spec.engine.env) or (), self.catalog.caches, version.version)
         about_choice, listed = [], list[GPUCandidate]()
         if not self._keeps_gpu:
-            kept = self._kept is not None and pinning.gpu_in_use(self._kept) == targets.in_use_of(target.pool)
+            kept = self._kept is not None and pinning.gpu_in_use(self._kept) == targets.identity_of(target.pool)
             when = "" if kept else explanations.time_of(self.inventory)
             about_choice = explanations.notes_about_choice(target, chosen.compared, ranking, name, weight_bytes, when=when)
             listed = describe_candidates(target, [*chosen.candidates, *chosen.compared], chosen.rejections, ranking)

@@ -167,18 +167,18 @@ def instance_of(pod: Manifest) -> str | None:
     `app.kubernetes.io/managed-by`, may have any value. For a LeaderWorkerSet, a StatefulSet of its name controls the leaders, and for each
     group a StatefulSet with the name of the leader controls the followers.
     """
-    labels = reading.mapping(pod, "metadata", "labels")
-    name = reading.read_text(labels.get(INSTANCE_LABEL))
-    if name is None or labels.get(NAME_LABEL) != NAME:
+    pod_labels = reading.mapping(pod, "metadata", "labels")
+    name = reading.read_text(pod_labels.get(INSTANCE_LABEL))
+    if name is None or pod_labels.get(NAME_LABEL) != NAME:
         return None
     controller = reading.controller_of(pod)
     kind, owner = controller.get("kind"), controller.get("name")
-    suffix = reading.read_text(labels.get(HASH_LABEL))
-    match labels.get(COMPONENT_LABEL):
+    suffix = reading.read_text(pod_labels.get(HASH_LABEL))
+    match pod_labels.get(COMPONENT_LABEL):
         case Role.ENGINE:
             is_owned = (kind, owner) in (("ReplicaSet", f"{name}-{suffix}"), ("StatefulSet", name))
         case Role.FOLLOWER:
-            is_owned = kind == "StatefulSet" and owner == f"{name}-{reading.read_text(labels.get(GROUP_INDEX_LABEL))}"
+            is_owned = kind == "StatefulSet" and owner == f"{name}-{reading.read_text(pod_labels.get(GROUP_INDEX_LABEL))}"
         case Role.PRIMER:
             is_owned = kind == "ReplicaSet" and owner == f"{primer_name(name)}-{suffix}"
         case role if role in JOB_PURPOSES:
@@ -195,27 +195,27 @@ def place_of(pod: Manifest) -> tuple[int, int] | None:
     return (int(group), int(worker)) if numbers else None
 
 
-def selects(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:
+def selects(selector: Mapping[str, Any] | None, object_labels: Mapping[str, str]) -> bool:
     """Return whether a LabelSelector selects an object with these labels. None and an invalid one select nothing, an empty one all."""
     if selector is None:
         return False
-    if any(labels.get(name) != value for name, value in reading.mapping(selector, "matchLabels").items()):
+    if any(object_labels.get(name) != value for name, value in reading.mapping(selector, "matchLabels").items()):
         return False
-    return all(meets(labels, requirement) is True for requirement in reading.objects(selector, "matchExpressions"))
+    return all(meets(object_labels, requirement) is True for requirement in reading.objects(selector, "matchExpressions"))
 
 
-def meets(labels: Mapping[str, str], requirement: Mapping[str, Any]) -> bool | None:
+def meets(object_labels: Mapping[str, str], requirement: Mapping[str, Any]) -> bool | None:
     """Return whether labels meet a requirement of a selector for objects or nodes; None for an operator that only nodes have."""
     name, values = reading.text(requirement, "key"), reading.sequence(requirement.get("values"))
     match requirement.get("operator"):
         case "In":
-            return labels.get(name) in values
+            return object_labels.get(name) in values
         case "NotIn":
-            return labels.get(name) not in values
+            return object_labels.get(name) not in values
         case "Exists":
-            return name in labels
+            return name in object_labels
         case "DoesNotExist":
-            return name not in labels
+            return name not in object_labels
         case _:
             return None
 

@@ -22,7 +22,7 @@ from vllm_operator.catalog.entry import EntryError
 from vllm_operator.catalog.versions import Versions, VersionTable
 from vllm_operator.planning.engine.image import resolve_version
 from vllm_operator.planning.engine.overrides import read_overrides
-from vllm_operator.planning.pinning import digest_of
+from vllm_operator.planning.pinning import digest_of_spec
 from vllm_operator.planning.placement.targets import DEFAULT_TOLERATIONS
 from vllm_operator.planning.pod_template import SpecError, check_pod_template, run_as_user, tolerations_of
 from vllm_operator.pods.tools import TOOLS_MOUNT, operator_container, tool_command
@@ -77,7 +77,7 @@ def image_to_read(resource: VLLMDeployment, versions: Versions) -> str | None:
 def record_names(resource: VLLMDeployment, image: str) -> tuple[str, str]:
     """Return the names of the ControllerRevisions of the table of an image, and of the failure to read it."""
     asked, (_, is_pinned, digest) = resource.metadata.annotations.get(REPLAN_ANNOTATION), image.partition("@sha256:")
-    table, failure = ([digest] if is_pinned else [image, asked]), [image, asked, digest_of(resource.spec)]
+    table, failure = ([digest] if is_pinned else [image, asked]), [image, asked, digest_of_spec(resource.spec)]
     return _name_of_record(resource, table), _name_of_record(resource, failure)
 
 
@@ -85,7 +85,7 @@ def _name_of_record(resource: VLLMDeployment, about: Sequence[str | None]) -> st
     return f"{resource.metadata.name}-build-{reading.digest([resource.metadata.uid, about], 10)}"
 
 
-def find_record(resource: VLLMDeployment, image: str, records: Iterable[Manifest]) -> Manifest | None:
+def find_build_record(resource: VLLMDeployment, image: str, records: Iterable[Manifest]) -> Manifest | None:
     """Return the ControllerRevision about an image among those of the object, possibly without its data; None without one."""
     named = {reading.text(each, "metadata", "name"): each for each in records if is_record_of(resource, each)}
     return next((named[name] for name in record_names(resource, image) if name in named), None)
@@ -97,7 +97,7 @@ def is_record_of(resource: VLLMDeployment, manifest: Manifest) -> bool:
     return is_controlled and reading.text(manifest, "metadata", "name").startswith(f"{resource.metadata.name}-build-")
 
 
-def read_record(image: str, record: Mapping[str, Any]) -> ImageReading:
+def read_build_record(image: str, record: Mapping[str, Any]) -> ImageReading:
     """Return what a ControllerRevision says of an image. It is untrusted."""
     if failure := reading.text(record, "data", "failure"):
         return ImageReading(image=image, failure=failure)

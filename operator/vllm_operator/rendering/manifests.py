@@ -11,7 +11,7 @@ from vllm_operator.api.labels import INSTANCE_LABEL, LWS_GROUP
 from vllm_operator.api.operation import RolloutSpec, ServiceSpec
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.reading import access_modes, is_one_node
-from vllm_operator.api.resource import GROUP_SET, VLLMDeployment, metadata_of, selector_of, template_spec
+from vllm_operator.api.resource import LEADER_WORKER_SET_KIND, VLLMDeployment, metadata_of, selector_of, template_spec
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.caches.address import claims_of
 from vllm_operator.caches.priming import HOST_LABEL
@@ -85,7 +85,7 @@ def render_group_set(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
     metadata = metadata_of(resource, resource.metadata.name)
     return {
         "apiVersion": "leaderworkerset.x-k8s.io/v1",
-        "kind": GROUP_SET,
+        "kind": LEADER_WORKER_SET_KIND,
         # A group with a Pod that still waits for a node or an image is not created again when another Pod restarts.
         "metadata": {**metadata, "annotations": {f"{LWS_GROUP}/experimental-recreate-group-after-start": ""}},
         "spec": {

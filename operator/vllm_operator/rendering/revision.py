@@ -42,14 +42,8 @@ def render_revision(resource: VLLMDeployment, plan: Plan, number: int) -> dict[s
     """Return the manifest of the revision with this number. Its data has the plan, and the fields of the spec that it was made for."""
     content = _content(resource, plan)
     requested = hashlib.sha256(json.dumps([plan.spec_digest, plan.replan_token]).encode()).hexdigest()[:DIGEST_LENGTH]
-    metadata = metadata_of(resource, _name(resource, content), Role.PLAN)
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "ControllerRevision",
-        "metadata": {**metadata, "annotations": {REQUEST_ANNOTATION: requested}},
-        "revision": number,
-        "data": content,
-    }
+    metadata = {**metadata_of(resource, _name(resource, content), Role.PLAN), "annotations": {REQUEST_ANNOTATION: requested}}
+    return {"apiVersion": "apps/v1", "kind": "ControllerRevision", "metadata": metadata, "revision": number, "data": content}
 
 
 def read_revision(resource: VLLMDeployment, manifest: Mapping[str, Any]) -> Plan:

@@ -9,7 +9,7 @@ from vllm_operator.api.spec import AcceleratorSpec
 from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.inventory.pools import Pool
 from vllm_operator.planning.placement.fitting import Headroom, Sizing
-from vllm_operator.planning.placement.targets import WAITS, Candidate, InUse, Rank, Rejection, in_use_of
+from vllm_operator.planning.placement.targets import WAITS, Candidate, GPUIdentity, Rank, Rejection, identity_of
 from vllm_operator.text.wording import count as counted
 
 CANDIDATES_LIMIT = 16
@@ -41,19 +41,19 @@ class Ranking:
             case _:
                 return ()
 
-    def order(self, found: Iterable[Candidate], preferred: InUse | None, *, smallest: bool = False) -> list[Candidate]:
+    def order(self, found: Iterable[Candidate], preferred: GPUIdentity | None, *, smallest: bool = False) -> list[Candidate]:
         """Order GPUs for an unknown model: the GPU in use first, MIG slices last, and with `smallest`, fewer and smaller ones first."""
 
         def place(each: Candidate) -> tuple[object, ...]:
-            other = preferred is not None and preferred != in_use_of(each.pool)
+            other = preferred is not None and preferred != identity_of(each.pool)
             size = (each.shape.count, self.size_of(each)) if smallest and not self.keeps_order else ()
             return (each.rank, other, each.pool.mig_profile is not None, self.key(each), size)
 
         return sorted(found, key=place)
 
-    def choose(self, found: Sequence[Candidate], preferred: InUse | None, count: int | None) -> list[Candidate]:
+    def choose(self, found: Sequence[Candidate], preferred: GPUIdentity | None, count: int | None) -> list[Candidate]:
         """Choose a size from `find_candidates`; return its GPUs, the best first. The GPU in use and its `count` stay if the model fits."""
-        kept = [each for each in found if in_use_of(each.pool) == preferred and each.shape.count == count]
+        kept = [each for each in found if identity_of(each.pool) == preferred and each.shape.count == count]
         own = [each for each in kept if each.result.headroom <= Headroom.TIGHT]
         for group, headrooms in itertools.product((own, found), USEFUL):
             if fitting := [each for each in group if each.result.headroom in headrooms]:

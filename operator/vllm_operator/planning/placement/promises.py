@@ -4,9 +4,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vllm_operator.inventory.devices import HeldDevices, Owner
+from vllm_operator.inventory.devices import Owner, UsedDevices
 from vllm_operator.inventory.pools import Inventory, Pool
-from vllm_operator.planning.placement.targets import DEFAULT_TOLERATIONS, InUse, in_use_of
+from vllm_operator.planning.placement.targets import DEFAULT_TOLERATIONS, GPUIdentity, identity_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Promise:
     if there is no such limit.
     """
 
-    gpu: InUse
+    gpu: GPUIdentity
     resource: str
     count: int
     replicas: int
@@ -27,38 +27,38 @@ class Promise:
 
 
 def with_usage(
-    inventory: Inventory, held: HeldDevices, owner: Owner, pods: Collection[str], promises: Mapping[Owner, Promise | None]
+    inventory: Inventory, in_use: UsedDevices, owner: Owner, pods: Collection[str], promises: Mapping[Owner, Promise | None]
 ) -> Inventory:
     """Return the inventory with the devices in use or promised, except those of `owner`, whose `pods` have these uids.
 
     `owner` is the object to plan. The devices of a promise to another one are taken on nodes where Kubernetes could place its Pods now;
     devices that Pods hold, also those of `owner`, are not taken twice. A Pod for which there is no place takes none.
     """
-    taken = _Taken(inventory, held, dict(held.all), set(held.claimed_by_others() or ()))
+    taken = _Taken(inventory, in_use, dict(in_use.all), set(in_use.claimed_by_others() or ()))
     for name, promise in promises.items():
         if promise is not None and name != owner:
             taken.add(promise, name)
-    own = held.own.get(owner, {})
+    own = in_use.own.get(owner, {})
     used = {place: amount - own.get(place, 0) for place, amount in taken.used.items()}
-    if held.claimed is None:
+    if in_use.claimed is None:
         return replace(inventory, used=used, own=own, allocated=None)
-    own_claimed = (device for pod in pods for device in held.claimed.get(pod, ()))
+    own_claimed = (device for pod in pods for device in in_use.claimed.get(pod, ()))
     return replace(inventory, used=used, own=own, allocated=frozenset(taken.claimed.difference(own_claimed)))
 
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
     inventory: Inventory
-    held: HeldDevices
+    in_use: UsedDevices
     used: dict[tuple[str, str], int]
     claimed: set[str]
-    pools: dict[tuple[InUse, str], dict[str, Pool]] = field(default_factory=dict)  # by node; there may be many promises of one GPU
+    pools: dict[tuple[GPUIdentity, str], dict[str, Pool]] = field(default_factory=dict)  # by node; there may be many promises of one GPU
 
     def add(self, promise: Promise, promised_to: Owner) -> None:
         pools, count = self._pools_of(promise.gpu, promise.resource), max(promise.count, 1)
-        own = self.held.own.get(promised_to, {}).items()
+        own = self.in_use.own.get(promised_to, {}).items()
         placed = sum(amount for (node, resource), amount in own if resource == promise.resource and node in pools)
-        placed += sum(len((self.held.claimed or {}).get(uid, ())) for uid in promise.pods)
+        placed += sum(len((self.in_use.claimed or {}).get(uid, ())) for uid in promise.pods)
         tolerated = [*DEFAULT_TOLERATIONS, *promise.tolerations]
         for _ in range(promise.replicas - placed // count):
             enough = {node: free for node, pool in pools.items() if (free := self._free(node, pool)) >= count}
@@ -72,9 +72,9 @@ class _Taken:
             else:
                 self.used[node, promise.resource] = self.used.get((node, promise.resource), 0) + count
 
-    def _pools_of(self, gpu: InUse, resource: str) -> Mapping[str, Pool]:
+    def _pools_of(self, gpu: GPUIdentity, resource: str) -> Mapping[str, Pool]:
         if (gpu, resource) not in self.pools:
-            alike = (pool for pool in self.inventory.pools if (in_use_of(pool), pool.resource) == (gpu, resource))
+            alike = (pool for pool in self.inventory.pools if (identity_of(pool), pool.resource) == (gpu, resource))
             usable = (pool for pool in alike if pool.provider is None and not pool.problems)
             self.pools[gpu, resource] = {node: pool for pool in usable for node in pool.nodes}
         return self.pools[gpu, resource]

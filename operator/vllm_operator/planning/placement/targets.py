@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm_operator.api.labels import ARCHITECTURE_LABEL
 from vllm_operator.api.plan import NodeRequirement
@@ -72,8 +72,13 @@ class Rejection:
         return self.obstacle.format(pool=self.pool, fit=self.fit, allocation=allocation, problems=problems)
 
 
-InUse = tuple[str | None, str | None, str | None, bool]
-"""Architecture, product and MIG profile of the GPU in use, and whether Pods share it."""
+class GPUIdentity(NamedTuple):
+    """What makes a GPU another one for a plan. `is_shared`: by several Pods."""
+
+    architecture: str | None
+    product: str | None
+    mig_profile: str | None
+    is_shared: bool
 
 
 class Rank(IntEnum):
@@ -116,7 +121,7 @@ class Request:
     sizing: Sizing
     forced: bool = False
     compatible: bool = False
-    preferred: InUse | None = None
+    preferred: GPUIdentity | None = None
     weight_bytes: int | None = None
     selector: Mapping[str, str] = field(default_factory=dict)
     replicas: int = 1
@@ -274,7 +279,7 @@ def _is_requestable(pool: Pool, wanted: AcceleratorSpec) -> bool:
 
 def _order(pool: Pool, fit: ImageFit, request: Request, gpus: GPUs) -> tuple[object, ...]:
     """Return the sort key of a pool, so that the same request in the same cluster always gets the same GPU."""
-    wanted, other = request.accelerator, request.preferred != in_use_of(pool)
+    wanted, other = request.accelerator, request.preferred != identity_of(pool)
     architectures = wanted.architectures or []
     return (
         _is_too_small(pool, request),
@@ -318,17 +323,17 @@ def rank_by_free(free: int, replicas: int, inventory: Inventory) -> Rank:
     return Rank.PARTLY if free and not can_grow else Rank.WAITING
 
 
-def free_for(gpu: InUse, shape: Shape, request: Request, inventory: Inventory) -> int | None:
+def free_for(gpu: GPUIdentity, shape: Shape, request: Request, inventory: Inventory) -> int | None:
     """Return for how many replicas of this size these GPUs are free, whatever the spec allows; None if unknown."""
     free = _free_devices(request, inventory)
-    pools = (pool for pool in inventory.pools if in_use_of(pool) == gpu and pool.provider is None and not pool.problems)
+    pools = (pool for pool in inventory.pools if identity_of(pool) == gpu and pool.provider is None and not pool.problems)
     found = [_replicas(pool, shape, free, inventory) for pool in pools]
     return None if None in found else max((each or 0 for each in found), default=0)
 
 
-def in_use_of(pool: Pool) -> InUse:
-    """Return the identity of the GPU in use."""
-    return pool.architecture, pool.product, pool.mig_profile, pool.shared
+def identity_of(pool: Pool) -> GPUIdentity:
+    """Return the identity of the GPUs of a pool."""
+    return GPUIdentity(pool.architecture, pool.product, pool.mig_profile, pool.shared)
 
 
 def _product_place(pool: Pool, products: Sequence[str] | None) -> int | None:
