@@ -11,7 +11,7 @@ from support.full_volumes import finish, jobs
 from support.operators import Bench
 from support.volumes import GENERATION, OLD
 from vllm_operator.api.labels import DELETION_ANNOTATION_PREFIX, QUARANTINED_ANNOTATION_PREFIX
-from vllm_operator.caches.cleaning import INSPECTION, MAX_ATTEMPTS
+from vllm_operator.caches.cleaning import MAX_ATTEMPTS, QUARANTINE_TIME
 from vllm_operator.kube.client import CLAIM, JOB, POD, Forbidden
 
 MARK, ATTEMPTS = QUARANTINED_ANNOTATION_PREFIX + GENERATION, DELETION_ANNOTATION_PREFIX + GENERATION
@@ -26,7 +26,7 @@ async def aged(bench: Bench, fleet: Fleet) -> Fleet:
     fleet.annotate({MARK: fleet.time()})
     await fleet.settle()
     assert jobs(bench) == []
-    bench.pass_time(INSPECTION.total_seconds() + 1)
+    bench.pass_time(QUARANTINE_TIME.total_seconds() + 1)
     return fleet
 
 

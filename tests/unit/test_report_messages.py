@@ -54,7 +54,7 @@ FACTS: dict[str, Any] = {
     "until": o.NOW,
     "usual": Estimate(35, "with a small model", o.NOW),
     "change": Change("spec.replicas", "kubectl-edit", o.stamp(0)),
-    "held": HeldRollout(needed=2, count=8, device="B200", room=1, most=3),
+    "held": HeldRollout(needed=2, count=8, device="B200", room=1, most_free=3),
     "free": FreeGPUs(0, ("NVIDIA-B200",), is_open=True, is_better=True),
     "plan": o.plan(weights=PlannedWeights(size_bytes=2**37)),
     "metadata": Metadata(name="vllm-a", namespace="models"),

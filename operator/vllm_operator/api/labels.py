@@ -24,6 +24,7 @@ NAME = "vllm"
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 """Name of the VLLMDeployment that a child belongs to."""
 COMPONENT_LABEL = "app.kubernetes.io/component"
+HOSTNAME_LABEL = "kubernetes.io/hostname"
 
 LWS_GROUP = "leaderworkerset.sigs.k8s.io"
 GROUP_INDEX_LABEL = f"{LWS_GROUP}/group-index"

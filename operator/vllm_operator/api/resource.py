@@ -38,14 +38,13 @@ class Metadata(Model):
 
 
 class VLLMDeployment(Model):
-    """A VLLMDeployment as read from the API server or from a file.
+    """A VLLMDeployment as read from the API server or from a file, with what a reconciliation adds.
 
-    `pinned` is the current plan. It is not a part of the object: the status names it, and it is recorded elsewhere. `preset`
-    was merged into `spec`, `preset_change` says how the preset differs today, and `is_preset_gone` whether it does not exist any more
-    (`planning/presets.py`). `rolled_back_to` is the number of the earlier revision that runs instead of that for the current spec, as an
-    annotation requests or as the operator decided (`is_rolled_back_by_operator`), and `rolled_back_changes` what the current spec changes,
-    in words. `pinned`, and the fields of `spec` that plans depend on,
-    are then those of that revision (`planning/pinning.py`).
+    - `pinned`: the current plan. The status names it.
+    - `preset`, which was merged into `spec`; how it differs today; whether it does not exist any more (`planning/presets.py`)
+    - `rolled_back_to`: the number of the earlier revision that runs instead of that for the current spec; whether the operator has decided
+      that; what the current spec changes, in words. Then `pinned`, and the fields of `spec` that plans depend on, are those of that
+      revision (`planning/pinning.py`).
     """
 
     metadata: Metadata

@@ -29,27 +29,27 @@ from vllm_operator.catalog.notes import say
 from vllm_operator.pods.view import Phase, instance_of, is_over
 from vllm_operator.text import wording
 
-PAUSE = timedelta(minutes=10)
-"""Interval between two Jobs. A volume that fills up again sooner is too small."""
+MIN_JOB_INTERVAL = timedelta(minutes=10)
+"""Minimum interval between two Jobs. A volume that fills up again sooner is too small."""
 ROOT = "/claim"
 FREE_PERCENT = 20
 """Share of the volume to free if a start found it full. With less, the next start would fill it again."""
 DEADLINE_SECONDS = 900
 """Deleting a million files from a network file system takes minutes."""
 KEPT_SECONDS = 900
-"""How long the finished Job is kept. It must exceed `PAUSE`, which is measured from the finished Pod of the Job."""
+"""How long the finished Job is kept. It must exceed `MIN_JOB_INTERVAL`, which is measured from the finished Pod of the Job."""
 JOB_ATTEMPTS = 2
 MAX_RECORDED = 1000
 """Maximum number of directories passed to the Job. A variable can have 128 KiB."""
 REMOVED = " removed"
-GONE = "gone"
+ALREADY_GONE = "gone"
 """The program's reason for not deleting a directory that does not exist."""
-INSPECTION = timedelta(days=7)
+QUARANTINE_TIME = timedelta(days=7)
 """How long a quarantined directory is kept."""
 MAX_ATTEMPTS = 4
-DISTANCE = timedelta(days=1)
+FIRST_RETRY_DELAY = timedelta(days=1)
 """Time between the first two attempts to delete a directory. It doubles with each attempt."""
-SILENCE = timedelta(hours=1)
+RESULT_TIMEOUT = timedelta(hours=1)
 """How long to wait for the result of an attempt."""
 MAX_REASON = 120
 _ATTEMPTS = re.compile(r"(\d{1,4})/([^/]*)/(.*)", re.DOTALL)
@@ -57,7 +57,7 @@ _ATTEMPTS = re.compile(r"(\d{1,4})/([^/]*)/(.*)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class CleaningNeed:
-    """A Job that should run. `node` is the node that mounts the volume; None if unknown. `doomed` are the directories that go first."""
+    """A Job that should run. `node` is the one that mounts the volume; None if unknown. `doomed` are the directories to delete first."""
 
     occasion: str
     is_full: bool
@@ -69,12 +69,12 @@ def find_cleaning_need(context: CacheContext, signatures: frozenset[str]) -> Cle
     """Return the Job that should run now; None without one. `signatures` are the crashes of a full volume."""
     if context.claim is None or is_terminating(context.claim) or context.address is None or "ReadWriteOncePod" in context.access_modes:
         return None
-    if any(job.finished_at is None or context.now - job.finished_at < PAUSE for job in _jobs(context)):
+    if any(job.finished_at is None or context.now - job.finished_at < MIN_JOB_INTERVAL for job in _jobs(context)):
         return None
     crash, full_node = context.resource.status.last_crash, node_without_space(context, signatures)
     if crash is not None and full_node is not None:
         return CleaningNeed(f"{crash.pod}/{crash.restarts or 0}", True, full_node, tuple(quarantined_keys(context, timedelta(0))))
-    aged = tuple(key for key in quarantined_keys(context, INSPECTION) if _is_due(context, key))
+    aged = tuple(key for key in quarantined_keys(context, QUARANTINE_TIME) if _is_due(context, key))
     node = next((view.node for _, view in context.replicas if view.phase is Phase.READY), "")
     return CleaningNeed(" ".join(aged), False, node or None, aged) if aged and (node or not context.is_one_node) else None
 
@@ -145,23 +145,33 @@ def cleaning_record(context: CacheContext) -> Changes:
     annotations = reading.mapping(context.claim, "metadata", "annotations")
     for job in _jobs(context):
         kept = reading.mapping(job.result, "kept")
-        gone = [key for key, why in kept.items() if why == GONE]
+        gone = [key for key, why in kept.items() if why == ALREADY_GONE]
         for key in kept.keys() - gone:
             record |= _record_reason(context, key, str(kept[key]), job.finished_at)
         for key in map(str, (*(job.result or {}).get("removed", ()), *gone)):
-            if labels.DELETION_ANNOTATION_PREFIX + key in annotations:
-                record[labels.DELETION_ANNOTATION_PREFIX + key] = None
-            before = reading.text(annotations, mark := labels.QUARANTINED_ANNOTATION_PREFIX + key)
-            if before and not before.endswith(REMOVED):
-                record[mark] = before + REMOVED
-            if context.address is not None and key == context.address.key:
-                continue
-            names = (f"{labels.PRIMED_ANNOTATION_PREFIX}{key}", f"{labels.USED_ANNOTATION_PREFIX}{key}")
-            times = {name: reading.moment(annotations, name) for name in names if name in annotations}
-            new = {name for name, since in times.items() if since is not None and job.finished_at is not None and since > job.finished_at}
-            record |= dict.fromkeys(times.keys() - new)
-            if not new and (image := f"{labels.IMAGE_ANNOTATION_PREFIX}{key}") in annotations:
-                record[image] = None
+            record |= _record_removed(
+                annotations, key, job.finished_at, is_planned=context.address is not None and key == context.address.key
+            )
+    return record
+
+
+def _record_removed(annotations: Mapping[str, Any], key: str, finished: datetime | None, *, is_planned: bool) -> Changes:
+    """Return the changes of the records of a directory that a Job has removed. The plan may use its directory again."""
+    record: Changes = {}
+    if labels.DELETION_ANNOTATION_PREFIX + key in annotations:
+        record[labels.DELETION_ANNOTATION_PREFIX + key] = None
+    mark = labels.QUARANTINED_ANNOTATION_PREFIX + key
+    quarantined = reading.text(annotations, mark)
+    if quarantined and not quarantined.endswith(REMOVED):
+        record[mark] = quarantined + REMOVED
+    if is_planned:
+        return record
+    names = (f"{labels.PRIMED_ANNOTATION_PREFIX}{key}", f"{labels.USED_ANNOTATION_PREFIX}{key}")
+    times = {name: reading.moment(annotations, name) for name in names if name in annotations}
+    new = {name for name, since in times.items() if since is not None and finished is not None and since > finished}
+    record |= dict.fromkeys(times.keys() - new)
+    if not new and (image := f"{labels.IMAGE_ANNOTATION_PREFIX}{key}") in annotations:
+        record[image] = None
     return record
 
 
@@ -228,7 +238,7 @@ class Attempts:
     @property
     def next(self) -> datetime | None:
         """When the next attempt is due; None after the last attempt."""
-        return self.last + DISTANCE * 2 ** (self.number - 1) if self.number < MAX_ATTEMPTS else None
+        return self.last + FIRST_RETRY_DELAY * 2 ** (self.number - 1) if self.number < MAX_ATTEMPTS else None
 
 
 def quarantined_keys(context: CacheContext, age: timedelta) -> Iterator[str]:
@@ -267,8 +277,8 @@ def _is_due(context: CacheContext, key: str) -> bool:
 
 def describe_failures(context: CacheContext) -> str | None:
     """Return which quarantined directory could not be deleted, why, and what to do; None if there is none."""
-    tried = [(key, attempts) for key in quarantined_keys(context, INSPECTION) if (attempts := _attempts(context, key)) is not None]
-    failed = [(key, attempts) for key, attempts in tried if attempts.why or context.now - attempts.last > SILENCE]
+    tried = [(key, attempts) for key in quarantined_keys(context, QUARANTINE_TIME) if (attempts := _attempts(context, key)) is not None]
+    failed = [(key, attempts) for key, attempts in tried if attempts.why or context.now - attempts.last > RESULT_TIMEOUT]
     if not failed:
         return None
     key, attempts = failed[0]

@@ -104,7 +104,7 @@ class HeldRollout:
     count: int  # devices of each Pod
     device: str  # kind of device
     room: int  # Pods that have room
-    most: int  # free devices on the node with the most
+    most_free: int  # devices on the node with the most
     claim: str | None = None
     nodes: tuple[str, ...] = ()
     is_elsewhere: bool = False  # these nodes do not have such devices, so the rolling update cannot succeed

@@ -21,7 +21,7 @@ from vllm_operator.caches.artifacts import readiness_request
 from vllm_operator.caches.context import CacheContext, Gate, is_primer
 from vllm_operator.caches.jobs import read_report
 from vllm_operator.caches.measurement import GateRecord, Measurement, RunEnd, read_gate_record, read_measurement
-from vllm_operator.caches.priming import find_obstacle, render_primer
+from vllm_operator.caches.priming import find_primer_obstacle, render_primer
 from vllm_operator.caches.rollout import MAX_RESTARTS
 from vllm_operator.pods.tools import operator_container, with_tools
 from vllm_operator.pods.view import Phase, PodView
@@ -61,7 +61,9 @@ def plan_gate(context: CacheContext) -> Gate | None:
             record = _with_run(record, found, is_new=is_new)
             return Gate(record=record, is_held=True, is_recorded=False, run_name=run_name, is_new=is_new)
     crashes = not is_new and any(view.phase is Phase.CRASHED and view.restarts >= MAX_RESTARTS for view in pods)
-    if (obstacle := SEVERAL_NODES if context.plan.nodes else CURRENT_CRASHES if crashes else find_obstacle(context, pods)) is not None:
+    if (
+        obstacle := SEVERAL_NODES if context.plan.nodes else CURRENT_CRASHES if crashes else find_primer_obstacle(context, pods)
+    ) is not None:
         return Gate(record=record.model_copy(update={"skipped": obstacle}), is_held=True, is_recorded=False)
     return Gate(record=record, is_held=True, run_name=run_name, is_new=is_new)
 

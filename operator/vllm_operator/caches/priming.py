@@ -30,7 +30,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from vllm_operator.api import reading
-from vllm_operator.api.labels import COMPONENT_LABEL, INSTANCE_LABEL, PRIMED_ANNOTATION_PREFIX, PRIMING_ANNOTATION_PREFIX
+from vllm_operator.api.labels import COMPONENT_LABEL, HOSTNAME_LABEL, INSTANCE_LABEL, PRIMED_ANNOTATION_PREFIX, PRIMING_ANNOTATION_PREFIX
 from vllm_operator.api.operation import CacheSpec
 from vllm_operator.api.resource import Role, is_workload, primer_name, template_spec
 from vllm_operator.caches import artifacts
@@ -50,7 +50,6 @@ HOLDER_RECHECK_SECONDS = 15.0
 """Interval between checks of the holder of a lease. Events of its Pods do not reconcile the waiting VLLMDeployment."""
 HOLDER_CREATION_SECONDS = 3600
 """How long the Pod of a holder may wait for a node, its image and its volumes."""
-HOST_LABEL = "kubernetes.io/hostname"
 _IN_PROGRESS = frozenset({Phase.SCHEDULING, Phase.CREATING, Phase.IMAGE_PULLING, Phase.STARTING, Phase.READY})
 KEEP_SERVING = "The current replicas keep serving."
 ONE_POD = "only one Pod can mount the PVC (ReadWriteOncePod)."
@@ -79,7 +78,7 @@ def decide_priming(context: CacheContext, rules: Sequence[PrimingRule]) -> Primi
         return PrimingDecision(replace(activity, skipped=activity.skipped or remembered_skip(context)))
     if (record := _filled(context, address)) is not None:
         return PrimingDecision(record=record)
-    priming = _without_others(context, address, rules)
+    priming = _decide_alone(context, address, rules)
     priming = replace(priming, activity=replace(priming.activity, skipped=priming.activity.skipped or remembered_skip(context)))
     lease, uid = read_lease(context.claim, address.key), context.resource.metadata.uid
     is_holder = lease is not None and lease.uid == uid
@@ -123,11 +122,10 @@ def _is_fetched(context: CacheContext, address: CacheAddress) -> bool:
     )
 
 
-def _without_others(context: CacheContext, address: CacheAddress, rules: Sequence[PrimingRule]) -> PrimingDecision:
-    cache = context.resource.spec.cache or CacheSpec()
-    asked = is_asked(context)
-    insists = asked or cache.priming == "Always"
-    desired = context.resource.spec.replicas
+def _decide_alone(context: CacheContext, address: CacheAddress, rules: Sequence[PrimingRule]) -> PrimingDecision:
+    """Decide as if no other VLLMDeployment shared the directory."""
+    cache, asked, desired = context.resource.spec.cache or CacheSpec(), is_asked(context), context.resource.spec.replicas
+    is_required = asked or cache.priming == "Always"
     if cache.priming == "Never" and not asked:
         return PrimingDecision()
     if context.plan.nodes and desired == 0:
@@ -136,12 +134,12 @@ def _without_others(context: CacheContext, address: CacheAddress, rules: Sequenc
         return PrimingDecision()  # a primer would keep the claim
     if desired == 0:
         because = "spec.replicas is 0, and priming was requested."
-        return PrimingDecision(CacheActivity(step="Primer", because=because)) if insists else PrimingDecision()
+        return PrimingDecision(CacheActivity(step="Primer", because=because)) if is_required else PrimingDecision()
     is_replaced = context.deployment is not None and context.live_address != address
     if is_replaced and not context.plan.nodes and any(at != address and view.phase is Phase.READY for at, view in context.replicas):
         return PrimingDecision(fill_before_rollout(context, address))
     is_shared = desired > 1 or cache.claim_name is not None or read_lease(context.claim, address.key) is not None
-    reason = "spec.cache.priming is Always." if insists else _reason(context, rules) if is_shared else None
+    reason = "spec.cache.priming is Always." if is_required else _reason(context, rules) if is_shared else None
     if reason is None:
         return PrimingDecision()
     live = reading.integer(context.deployment, "spec", "replicas") or 0
@@ -190,7 +188,7 @@ def render_primer(deployment: Mapping[str, Any], *, beside_replicas: bool) -> di
         selector = {"matchLabels": {INSTANCE_LABEL: instance, COMPONENT_LABEL: Role.ENGINE.value}}
         affinity = template["spec"].setdefault("affinity", {}).setdefault("podAffinity", {})
         terms = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", [])
-        terms.append({"topologyKey": HOST_LABEL, "labelSelector": selector})
+        terms.append({"topologyKey": HOSTNAME_LABEL, "labelSelector": selector})
     return primer
 
 
@@ -230,7 +228,7 @@ def held_replicas(priming: PrimingDecision, context: CacheContext) -> int | None
 def fill_before_rollout(context: CacheContext, address: CacheAddress) -> CacheActivity:
     """Return the activity that fills a directory of a PVC before the rollout."""
     views = [view for at, view in context.primers if at == address]
-    if (skipped := remembered_skip(context) or find_obstacle(context, views)) is not None:
+    if (skipped := remembered_skip(context) or find_primer_obstacle(context, views)) is not None:
         return _skipped(context, skipped)
     return CacheActivity() if _is_crashing(context) else _primer(context, views)
 
@@ -247,7 +245,7 @@ def publish_before_rollout(context: CacheContext) -> CacheActivity:
         is_due = is_asked(context) and publication.state != "Done"
         return CacheActivity(step="Primer", because=WAS_REQUESTED) if is_due else CacheActivity()
     views = [pod for pod in context.primers_of_plan if not reading.text(pod.manifest, "metadata", "deletionTimestamp")]
-    skipped = remembered_skip(context) or _failure(context, publication) or find_obstacle(context, views)
+    skipped = remembered_skip(context) or _failure(context, publication) or find_primer_obstacle(context, views)
     if skipped is not None:
         return _skipped(context, skipped)
     fetched = any((found := read_fetch(pod.manifest)) is not None and found.result == "Fetched" for pod in context.primers_of_plan)
@@ -302,7 +300,7 @@ def _primer(context: CacheContext, views: Sequence[PodView]) -> CacheActivity:
     return CacheActivity(step="Primer", because=KEEP_SERVING, held=True, until=until, stops=stops, recheck_seconds=recheck)
 
 
-def find_obstacle(context: CacheContext, views: Sequence[PodView]) -> str | None:
+def find_primer_obstacle(context: CacheContext, views: Sequence[PodView]) -> str | None:
     """Return why a primer with these Pods cannot run beside the replicas; None if it can."""
     if _is_for_one_pod(context):
         return ONE_POD

@@ -22,7 +22,7 @@ from vllm_operator.api.spec import BackendsSpec
 from vllm_operator.caches import gate
 from vllm_operator.caches.context import CacheContext, Race
 from vllm_operator.caches.measurement import Entrant, RaceRecord, RunEnd, read_race
-from vllm_operator.caches.priming import find_obstacle
+from vllm_operator.caches.priming import find_primer_obstacle
 from vllm_operator.caches.rollout import MAX_RESTARTS
 from vllm_operator.catalog.entry import EntryError, parse_entry
 from vllm_operator.catalog.loader import Catalog
@@ -124,7 +124,11 @@ def _go_on(context: CacheContext, record: RaceRecord, number: int, revision: str
     ends = (gate.read_run(view.manifest, is_new=number > 0) or _crash(context, view) for view in pods)
     found = next((end for end in ends if end is not None), None)
     if found is None:
-        why = gate.SEVERAL_NODES if context.plan.nodes else find_obstacle(replace(context, primer_patience_seconds=PATIENCE_SECONDS), pods)
+        why = (
+            gate.SEVERAL_NODES
+            if context.plan.nodes
+            else find_primer_obstacle(replace(context, primer_patience_seconds=PATIENCE_SECONDS), pods)
+        )
         why = why or ("it took more than six hours." if context.now - record.started > LIMIT else None)
         found = RunEnd(why, is_failure=False) if why else None
     race = Race(record, revision, run_name=run_name, number=number)

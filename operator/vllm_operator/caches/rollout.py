@@ -33,7 +33,7 @@ def find_hold(context: CacheContext) -> HeldRollout | None:
         count=context.room.count,
         device=context.device,
         room=context.room.pods(nodes) or 0,
-        most=max(free, default=0),
+        most_free=max(free, default=0),
         claim=claim,
         nodes=tuple(sorted(nodes or ())),
         is_elsewhere=nodes is not None and not any(context.room.total.get(node) for node in nodes),
@@ -41,8 +41,8 @@ def find_hold(context: CacheContext) -> HeldRollout | None:
     if held.is_elsewhere:
         return held
     surges = rolling and bool(surge(context.desired))
-    insists = (context.resource.spec.rollout or RolloutSpec()).on_unschedulable == "Proceed"
-    return None if surges or insists or context.room.free is None or held.room >= needed else held
+    proceeds_anyway = (context.resource.spec.rollout or RolloutSpec()).on_unschedulable == "Proceed"
+    return None if surges or proceeds_anyway or context.room.free is None or held.room >= needed else held
 
 
 def find_mounted(context: CacheContext) -> tuple[str, frozenset[str]] | None:

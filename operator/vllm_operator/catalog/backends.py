@@ -199,9 +199,9 @@ ANY = "*"
 class Selectors:
     """The answers of all versions in the format of `hack/oracle`. Answers are parsed on demand, because a deployment needs only a few.
 
-    `cases` are tables: the index in `answers` by the name of the case, such as `FP8/tensor`. Of trees (`are_trees`), for layers with
-    many properties: branches by part of a path, such as `FP8/Unset/Tensor/Llama4`; an index in `cases`, for the last part in `answers`.
-    `*` matches all other parts. `versions` has the index in `cases` by version and architecture.
+    `versions` leads from version and architecture to a table in `cases`, and that from the name of the case, such as `FP8/tensor`, to an
+    answer in `answers`. With `are_trees`, for layers with many properties, it leads from the first part of a path, such as
+    `FP8/Unset/Tensor/Llama4`, to the table for the next part, and only from the last part to an answer. `*` stands for all other parts.
     """
 
     reasons: Sequence[str] = ()
@@ -216,7 +216,7 @@ class Selectors:
         An unknown version gets the common answer of its neighbours. `cases` are the possible cases of the layer, the likeliest first: the
         first one determines the default backend; a backend is accepted if any case accepts it.
         """
-        return agreed([self._find_in(asked, architecture, cases) for asked in nearest(self.versions, release)])
+        return agreed([self._find_in(each, architecture, cases) for each in nearest(self.versions, release)])
 
     def _find_in(self, release: Release, architecture: str, cases: Sequence[str]) -> Selection | None:
         root = self.versions[release].get(architecture)

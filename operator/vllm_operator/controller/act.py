@@ -60,7 +60,7 @@ class ActionResult:
 
     @property
     def may_end_here(self) -> bool:
-        """Whether the reconciliation may end here: the Deployment has just got a new plan, and there is nothing to report at once."""
+        """Whether to end here: the Deployment has a new plan, and nothing must be reported at once. Other objects get theirs first."""
         applied = self.applied
         explains = applied.restored or applied.refusals or self.activity.skipped or applied.failure
         return applied.has_new_plan and not explains

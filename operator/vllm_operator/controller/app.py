@@ -152,8 +152,8 @@ class Operator:
             share=share,
             skipped=lambda namespace, seconds: self.metrics.log_skipped_seconds.labels(namespace).inc(seconds),
         )
-        self.observer = PodObserver(client, crashes, self.metrics, settings=settings, share=share) if settings.observe else None
-        self._all_followers = (self.followers, *([self.observer.followers] if self.observer is not None else ()))
+        self.pod_observer = PodObserver(client, crashes, self.metrics, settings=settings, share=share) if settings.observe else None
+        self._all_followers = (self.followers, *([self.pod_observer.followers] if self.pod_observer is not None else ()))
         self.configs = (
             ModelConfigs(client, HttpHub(settings.hub_endpoint), wait_seconds=settings.hub_wait_seconds, changed=self.queue.add)
             if settings.hub_endpoint
@@ -275,8 +275,8 @@ class Operator:
         self._start("preconditions", self.preconditions.watch(kinds))
         for data in self.user_data:
             self._start("user data", data.run())
-        if self.observer is not None:
-            self._start("observed Pods", self.observer.run())
+        if self.pod_observer is not None:
+            self._start("observed Pods", self.pod_observer.run())
 
     async def _work(self) -> None:
         await self.updater.loaded.wait()

@@ -148,7 +148,7 @@ class Applier:
                 # A PVC may have lost its owner.
                 may_adopt = is_created_by_operator if desired["kind"] == kube.CLAIM.kind else is_controlled_by
                 if child is None and live is not None and may_adopt(live, owner):
-                    return await self._apply_child(owner, desired, live, result)
+                    return await self._apply_child(owner, desired, live, result)  # once: now there is a child
                 if live is None or is_created_by_operator(live, owner):
                     raise
             result.refusals.append(Refusal(*_identity(desired), _explain_conflict(desired, error)))
@@ -354,7 +354,7 @@ def _identity(manifest: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _mark(desired: Manifest, child: Manifest) -> str:
-    """Return a digest of the desired manifest and the checked fields of the child. Fields of controllers do not affect it."""
+    """Return a digest of the desired manifest and of what is compared of the child. While it is the same, nothing is compared again."""
     metadata, wanted = child["metadata"], desired["metadata"]
     version = metadata["generation"] if is_workload(child) else metadata.get("resourceVersion")
     labelled = [[(metadata.get(field) or {}).get(name) for name in wanted.get(field) or ()] for field in ("labels", "annotations")]

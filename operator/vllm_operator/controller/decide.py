@@ -265,14 +265,15 @@ def _keep(snapshot: Snapshot, actions: CacheActions) -> tuple[Manifest, ...]:
     """Return the children that are neither applied nor pruned.
 
     These are the Deployment and the ResourceClaimTemplates of a rollout that is held, and the ResourceClaimTemplates that a Pod may still
-    need. If a Pod of an old ReplicaSet is evicted during a rollout, its replacement has the template of the old ReplicaSet.
+    need: if a Pod of an old ReplicaSet is evicted during a rollout, its replacement has the old template. And the primer of a race that
+    waits, unless a replica needs its GPU.
     """
     desired = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in actions.manifests}
     rest = [child for child in snapshot.children if (child["kind"], child["metadata"]["name"]) not in desired]
     templates = [child for child in rest if child["kind"] == CLAIM_TEMPLATE.kind]
     race, replicas = actions.activity.race, (pod for pod in snapshot.pods if is_replica(pod))
     if race is not None and race.waits and race.record is not None and not any(pod.phase is Phase.UNSCHEDULABLE for pod in replicas):
-        templates += [child for child in rest if child is snapshot.primer]  # its run is not repeated
+        templates += [child for child in rest if child is snapshot.primer]  # so that the run need not be repeated
     if actions.activity.held:
         return tuple(child for child in rest if child is snapshot.deployment or child in templates)
     if not all(_is_complete(child) for child in snapshot.children if is_workload(child)):

@@ -67,13 +67,8 @@ def _number(value: object) -> int:
 def lease_spec(holder: str, now: datetime, *, acquired: str = "", seconds: float = LEASE_SECONDS, transitions: int = 0) -> Manifest:
     """Return the spec of a Lease that is renewed now, and acquired now unless `acquired` says when."""
     renewed = now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    return {
-        "holderIdentity": holder,
-        "leaseDurationSeconds": int(seconds),
-        "acquireTime": acquired or renewed,
-        "renewTime": renewed,
-        "leaseTransitions": transitions,
-    }
+    times = {"leaseDurationSeconds": int(seconds), "acquireTime": acquired or renewed, "renewTime": renewed}
+    return {"holderIdentity": holder, **times, "leaseTransitions": transitions}
 
 
 @dataclass(slots=True)

@@ -425,7 +425,7 @@ class Follower:
             # Only the end of a stream needs a look at the Pod. Anything else says nothing about it, and the watch reports its end.
             if self._has_read_end or (outcome in (ReadOutcome.END, ReadOutcome.DOUBTFUL) and await self._is_over()):
                 return
-            self._catch_up()  # the report must not wait for the next attempt
+            self._mark_caught_up()  # the report must not wait for the next attempt
             self._publish()
             await self._rest(self._pause_seconds(outcome, tries))
 
@@ -510,7 +510,7 @@ class Follower:
     def _take(self, step: bytes) -> None:
         self._log.feed(step, self.run.ended_at)
         if self._log.size > REPLAY_BYTES:
-            self._catch_up()  # do not wait for the last line
+            self._mark_caught_up()  # do not wait for the last line
         if self.caught_up:
             self._publish()
             self._wake.set()
@@ -518,7 +518,7 @@ class Follower:
     def _look(self) -> None:
         """Publish the state. After some silence, all existing lines are assumed to be read."""
         if self._quiet_since is not None and self._clock() - self._quiet_since >= QUIET_SECONDS:
-            self._catch_up()
+            self._mark_caught_up()
             if self._stop_at is not None:
                 self._stop_at = min(self._stop_at, self._clock())
         if self.caught_up:
@@ -580,7 +580,7 @@ class Follower:
         self._run_ended = self._run_ended or ended is not None or "running" not in (status.get("state") or {})
         return False
 
-    def _catch_up(self) -> None:
+    def _mark_caught_up(self) -> None:
         if not self.caught_up:
             self.caught_up = True
             self._publish(force=True)

@@ -1,4 +1,4 @@
-"""What all logs share: a number of open streams, and a part of the event loop's time for parsing.
+"""What all logs share: a limited number of open streams, and a limited part of the event loop's time for parsing.
 
 Users control the size of logs. The event loop also renews the Lease and answers probes. So all logs together get a share of its time (a
 token bucket), in steps of a few milliseconds, and other tasks run between two steps. If several logs wait, the namespace that used the

@@ -20,8 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Unpack
 
-from vllm_operator.api import labels as names
-from vllm_operator.api import reading
+from vllm_operator.api import labels, reading
 from vllm_operator.api.base import cut_depth
 from vllm_operator.controller.queue import Priority
 from vllm_operator.kube import client as kube
@@ -35,9 +34,9 @@ SETTLE_SECONDS = 0.1
 RETRY_SECONDS = 2.0
 """Delay before a failed list is retried."""
 _PRESETS = (kube.PRESET, kube.CLUSTER_PRESET)
-_KEYS = (kube.VLLM_DEPLOYMENT, *_PRESETS)
-"""Kinds whose objects are a key themselves."""
-_NOT_APPLIED = (*_KEYS, kube.POD, kube.REVISION)
+_OWN_KEYS = (kube.VLLM_DEPLOYMENT, *_PRESETS)
+"""Kinds whose objects have a key of their own. The key of all others is that of the VLLMDeployment they belong to."""
+_NOT_APPLIED = (*_OWN_KEYS, kube.POD, kube.REVISION)
 """Kinds whose `managedFields` are dropped."""
 
 
@@ -146,12 +145,12 @@ class ObjectCache:
 
     async def find(self, kind: Kind, namespace: str | None = None, **query: Unpack[Query]) -> Sequence[Manifest]:
         """List objects. VLLMDeployments, presets and the children of one VLLMDeployment come from memory."""
-        labels = query.get("labels")
+        selected = query.get("labels") or {}
         if self.is_complete(kind) and not query.get("fields"):
-            if kind in _KEYS and not labels:
+            if kind in _OWN_KEYS and not selected:
                 return self.known(kind, namespace)
-            instance = (labels or {}).get(names.INSTANCE_LABEL)
-            if namespace is not None and instance is not None and labels == children_of(kind, instance):
+            instance = selected.get(labels.INSTANCE_LABEL)
+            if namespace is not None and instance is not None and selected == children_of(kind, instance):
                 return self._found(kind, sorted(self._children.get((kind, (namespace, instance)), ())))
         return await self._client.find(kind, namespace, **query)
 
@@ -268,16 +267,16 @@ class CacheUpdater:
             self.loaded.set()
 
     def _add(self, kind: Kind, key: Key) -> None:
-        priority = Priority.CHANGE if kind in _KEYS else Priority.EVENT
+        priority = Priority.CHANGE if kind in _OWN_KEYS else Priority.EVENT
         for affected in self.cache.users_of(kind, key) if kind in _PRESETS else (key,):
             self.add(affected, priority)
 
 
 def key_of(kind: Kind, manifest: Manifest) -> Key | None:
     """Return the key of the VLLMDeployment that an object belongs to by its labels, or its own key; None if there is none."""
-    if kind in _KEYS:
+    if kind in _OWN_KEYS:
         return name_of(manifest)
-    name = instance_of(manifest) if kind == kube.POD else reading.mapping(manifest, "metadata", "labels").get(names.INSTANCE_LABEL)
+    name = instance_of(manifest) if kind == kube.POD else reading.mapping(manifest, "metadata", "labels").get(labels.INSTANCE_LABEL)
     namespace = manifest["metadata"].get("namespace")
     return (namespace, name) if namespace and name else None
 

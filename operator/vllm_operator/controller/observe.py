@@ -184,6 +184,7 @@ class Observer:
         except ValidationError as error:
             return replace(pending, invalid=describe_invalid_spec(error))
         self._follow_logs(key, resource, pods)
+        # A new spec is applied without waiting for a log. Then the report waits.
         if resource.status.observed_generation == resource.metadata.generation and not self.logs.caught_up(key):
             return replace(pending, wait_seconds=CATCH_UP_SECONDS)
         snapshot = Snapshot(
@@ -268,9 +269,10 @@ class Observer:
             resource = resource.with_pinned(pinning.reopened(resource.pinned))
         standing = pinning.standing_of(resource, snapshot.pods, ran=is_recorded(revision, RAN_ANNOTATION))
         progress = reading.named(snapshot.deployment, "Progressing", "status", "conditions").get("reason")
-        served = is_recorded(revision, SERVED_ANNOTATION) or resource.status.ready_replicas or progress == "NewReplicaSetAvailable"
+        # The reason of the Deployment stays when its Pods are lost later.
+        served = is_recorded(revision, SERVED_ANNOTATION) or bool(resource.status.ready_replicas) or progress == "NewReplicaSetAvailable"
         may_move = standing in pinning.NEEDS_ROOM and any(pod.phase is Phase.UNSCHEDULABLE for pod in snapshot.pods)
-        resource, files = self._ask_hub(resource, may_move=may_move, served=bool(served))
+        resource, files = self._ask_hub(resource, may_move=may_move, served=served)
         if files is None:
             return None
         standing = standing if is_in_force(resource.pinned, resource) else Standing.NEW

@@ -44,13 +44,13 @@ class WorkQueue(Generic[Key]):
     debounce_seconds: float = DEBOUNCE_SECONDS
     clock: Callable[[], float] = lambda: asyncio.get_running_loop().time()
     jitter: Callable[[], float] = lambda: random.uniform(1 - JITTER, 1 + JITTER)
-    _dirty: dict[Key, float] = field(default_factory=dict)
-    _ready: dict[Priority, dict[Key, float]] = field(default_factory=lambda: {priority: {} for priority in Priority})
+    _dirty: dict[Key, float] = field(default_factory=dict)  # and since when, as in the next two
+    _ready: dict[Priority, dict[Key, float]] = field(default_factory=lambda: {priority: {} for priority in Priority})  # no worker has them
     _processing: dict[Key, float] = field(default_factory=dict)
     _priorities: dict[Key, Priority] = field(default_factory=dict)  # of dirty and of delayed keys
-    _rested: dict[Key, float] = field(default_factory=dict)
-    _delayed: list[tuple[float, int, Key]] = field(default_factory=list)
-    _due: dict[Key, float] = field(default_factory=dict)
+    _rested: dict[Key, float] = field(default_factory=dict)  # until when a key rests
+    _delayed: list[tuple[float, int, Key]] = field(default_factory=list)  # a heap, also of delays that are no longer valid
+    _due: dict[Key, float] = field(default_factory=dict)  # the valid delay of each key
     _failures: dict[Key, int] = field(default_factory=dict)
     _number: Iterator[int] = field(default_factory=itertools.count)
     _handed_out_at: float = -math.inf

@@ -176,9 +176,9 @@ class Reporter:
         before, now, applied = snapshot.resource.status, reported.status, result.applied
         # The snapshot may already leave out avoided nodes that were restarted.
         recorded = reading.sequence(reading.mapping(snapshot.manifest, "status").get("avoidedNodes"))
-        must_act = _decisions(before) != _decisions(now) or len(recorded) != len(now.avoided_nodes or ())
+        has_decided = _decisions(before) != _decisions(now) or len(recorded) != len(now.avoided_nodes or ())
         # Events, caches and why they were not filled before a rollout may only be known now.
-        is_news = must_act or _facts(before.cache) != _facts(now.cache) or reported.events or result.activity.skipped
+        is_news = has_decided or _facts(before.cache) != _facts(now.cache) or reported.events or result.activity.skipped
         if before.plan is not None and not is_news and _awaits_controller(applied, observed.deployment):
             return Result("waiting", ROLLOUT_SECONDS)
         failed = find_revision(snapshot.revisions, now.rollback.failed) if now.rollback is not None and now.rollback.revision else None
@@ -186,7 +186,7 @@ class Reporter:
             await self.plans.record(failed, FAILED_ANNOTATION, now=observed.now)
         await self._write(snapshot, reported)
         await self._restart_stalled(snapshot.resource.metadata.namespace, reported.restart_pods)
-        if must_act:
+        if has_decided:
             return Result("waiting", ACT_SECONDS)
         if applied.waiting:
             return Result("waiting", DELETION_SECONDS)

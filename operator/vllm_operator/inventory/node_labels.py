@@ -24,10 +24,10 @@ CUDA_MINOR = (f"{PREFIX}cuda.runtime-version.minor", f"{PREFIX}cuda.runtime.mino
 DRIVER = (f"{PREFIX}cuda.driver-version.full",)
 INVALID = "-MIG-INVALID"
 SHARED = "-SHARED"
-MOST_SLICES = 1024
+MAX_PODS_PER_GPU = 1024
 """Maximum Pods per GPU. A node cannot have more Pods."""
 
-Note = Callable[[str], None]
+Warn = Callable[[str], None]
 T = TypeVar("T")
 
 
@@ -44,20 +44,20 @@ class NodeLabels:
     replicas: int | None = None
 
 
-def read_labels(labels: Mapping[str, str], gpus: GPUs, note: Note) -> NodeLabels:
-    """Read labels from the first source that has them. An invalid value is passed to `note` and treated as unknown."""
-    discovered = _read_gfd(labels, note)
+def read_labels(labels: Mapping[str, str], gpus: GPUs, warn: Warn) -> NodeLabels:
+    """Read labels from the first source that has them. An invalid value is passed to `warn` and treated as unknown."""
+    discovered = _read_gfd(labels, warn)
     if discovered.pool.architecture is not None:
         return discovered
     for table in gpus.label_tables:
         product = table.product_name(labels)
         if product is not None:
-            return _read_cloud(labels, table, product, discovered, gpus, note)
+            return _read_cloud(labels, table, product, discovered, gpus, warn)
     architecture = labels.get(ARCHITECTURE_LABEL)
     if architecture is None:
         return discovered
     if not re.fullmatch(r"sm_[0-9]{2,3}", architecture, re.ASCII):
-        note(f"the label {ARCHITECTURE_LABEL} is {architecture!r}, not an architecture such as sm_90")
+        warn(f"the label {ARCHITECTURE_LABEL} is {architecture!r}, not an architecture such as sm_90")
         return discovered
     identity = ((ARCHITECTURE_LABEL, architecture),)
     return replace(discovered, pool=replace(discovered.pool, source=Source.USER, architecture=architecture, labels=identity))
@@ -70,32 +70,32 @@ def split_product(product: str) -> tuple[str, str | None, bool]:
     return base, profile or None, shared
 
 
-def _read_gfd(labels: Mapping[str, str], note: Note) -> NodeLabels:
+def _read_gfd(labels: Mapping[str, str], warn: Warn) -> NodeLabels:
     product_label = labels.get(PRODUCT) or None
     product, profile, shared = split_product(product_label) if product_label else (None, None, False)
-    replicas = _integer(labels, f"{PREFIX}gpu.replicas", note)
+    replicas = _integer(labels, f"{PREFIX}gpu.replicas", warn)
     sharing = labels.get(f"{PREFIX}gpu.sharing-strategy", "none")
-    capability = tuple(part for name in (MAJOR, MINOR) if (part := _integer(labels, name, note)) is not None)
+    capability = tuple(part for name in (MAJOR, MINOR) if (part := _integer(labels, name, warn)) is not None)
     architecture = valid_architecture(capability)
     if architecture is None and len(capability) > 1:
-        note(f"the compute capability {'.'.join(map(str, capability))} in its labels is impossible")
+        warn(f"the compute capability {'.'.join(map(str, capability))} in its labels is impossible")
     # the product identifies the nodes, or the compute capability if the product is unknown
     identity = (PRODUCT,) if product_label else (MAJOR, MINOR)
-    major, minor = _first(labels, CUDA_MAJOR, read_integer, note), _first(labels, CUDA_MINOR, read_integer, note)
+    major, minor = _first(labels, CUDA_MAJOR, read_integer, warn), _first(labels, CUDA_MINOR, read_integer, warn)
     pool = Pool(
         source=Source.GFD if architecture else Source.UNKNOWN,
         architecture=architecture,
         product=product,
-        memory_mebibytes=_integer(labels, f"{PREFIX}gpu.memory", note) or None,
+        memory_mebibytes=_integer(labels, f"{PREFIX}gpu.memory", warn) or None,
         mig_profile=None if profile == "INVALID" else profile,
         shared=shared or sharing in ("time-slicing", "mps") or (replicas or 0) > 1,
-        time_slices=replicas if replicas is not None and 1 < replicas <= MOST_SLICES and sharing == "time-slicing" else None,
-        driver=_first(labels, DRIVER, read_version, note),
+        time_slices=replicas if replicas is not None and 1 < replicas <= MAX_PODS_PER_GPU and sharing == "time-slicing" else None,
+        driver=_first(labels, DRIVER, read_version, warn),
         cuda=None if major is None else (major, minor or 0),
         labels=tuple((name, labels[name]) for name in identity) if architecture else (),
         upgrade_label=next((name for name in CUDA_MAJOR if read_integer(labels.get(name)) is not None), None),
     )
-    return NodeLabels(pool, product_label, _integer(labels, f"{PREFIX}gpu.count", note), replicas)
+    return NodeLabels(pool, product_label, _integer(labels, f"{PREFIX}gpu.count", warn), replicas)
 
 
 def valid_architecture(capability: Version) -> str | None:
@@ -103,11 +103,11 @@ def valid_architecture(capability: Version) -> str | None:
     return architecture_of(capability[:2]) if len(capability) > 1 and 0 < capability[0] < 100 and 0 <= capability[1] < 10 else None
 
 
-def _read_cloud(labels: Mapping[str, str], table: LabelTable, name: str, rest: NodeLabels, gpus: GPUs, note: Note) -> NodeLabels:
+def _read_cloud(labels: Mapping[str, str], table: LabelTable, name: str, rest: NodeLabels, gpus: GPUs, warn: Warn) -> NodeLabels:
     product = gpus.product(name)
     if product is None:
         return rest
-    memory = _integer(labels, table.memory_label or "", note)
+    memory = _integer(labels, table.memory_label or "", warn)
     profile, sharing = labels.get(table.mig_label or "") or None, labels.get(table.sharing_label or "") or None
     identity = [table.key, *([table.mig_label] if table.mig_label and profile else [])]
     pool = replace(
@@ -122,14 +122,14 @@ def _read_cloud(labels: Mapping[str, str], table: LabelTable, name: str, rest: N
         host=product.host,
         labels=tuple((name, labels[name]) for name in identity),
     )
-    return replace(rest, pool=pool, count=None if profile else _integer(labels, table.count_label or "", note))
+    return replace(rest, pool=pool, count=None if profile else _integer(labels, table.count_label or "", warn))
 
 
-def _integer(labels: Mapping[str, str], name: str, note: Note) -> int | None:
-    return _first(labels, (name,), read_integer, note)
+def _integer(labels: Mapping[str, str], name: str, warn: Warn) -> int | None:
+    return _first(labels, (name,), read_integer, warn)
 
 
-def _first(labels: Mapping[str, str], names: tuple[str, ...], read: Callable[[str], T | None], note: Note) -> T | None:
+def _first(labels: Mapping[str, str], names: tuple[str, ...], read: Callable[[str], T | None], warn: Warn) -> T | None:
     for name in names:
         value = labels.get(name)
         if not value:
@@ -137,5 +137,5 @@ def _first(labels: Mapping[str, str], names: tuple[str, ...], read: Callable[[st
         parsed = read(value)
         if parsed is not None:
             return parsed
-        note(f"the label {name} has the invalid value {value[:63]!r}")
+        warn(f"the label {name} has the invalid value {value[:63]!r}")
     return None

@@ -15,17 +15,8 @@ from typing import Any
 from vllm_operator.api.reading import mapping, objects, read_count, read_integer, read_text, sequence
 from vllm_operator.catalog.gpus import GPUs, InstanceType
 from vllm_operator.inventory.devices import Device, read_slices
-from vllm_operator.inventory.node_labels import INVALID, MOST_SLICES, PREFIX, NodeLabels, read_labels
-from vllm_operator.inventory.pools import (
-    GPU_RESOURCE,
-    MIG_RESOURCE_PREFIX,
-    SHARED_GPU_RESOURCE,
-    Inventory,
-    Pool,
-    Source,
-    Taint,
-    read_taints,
-)
+from vllm_operator.inventory.node_labels import INVALID, MAX_PODS_PER_GPU, PREFIX, NodeLabels, read_labels
+from vllm_operator.inventory.pools import GPU_RESOURCE, MIG_RESOURCE_PREFIX, SHARED_GPU_RESOURCE, Inventory, Pool, Source, read_taints
 
 HOST_LABEL = "kubernetes.io/arch"
 MIG_STATE = f"{PREFIX}mig.config.state"
@@ -103,8 +94,7 @@ def read_inventory(
     devices = read_slices(slices)
     notes: set[str] = set()
     pools: list[Pool] = []
-    labels: dict[str, Mapping[str, str]] = {}
-    taints: dict[str, tuple[Taint, ...]] = {}
+    with_pools: dict[str, _Node] = {}
     boots: dict[str, str] = {}
     for node in nodes:
         name = read_text(mapping(node, "metadata").get("name"))
@@ -114,10 +104,11 @@ def read_inventory(
         reader = _Node(name, node, devices.get(name, ()), gpus, notes)
         found = reader.pools()
         if found:
-            labels[name], taints[name] = reader.labels, read_taints(mapping(node).get("spec"))
+            with_pools[name] = reader
         pools.extend(found)
     templates = sorted(read_node_pools(node_pools, gpus), key=lambda template: (template[0].nodes, template[0].labels))
     merged, said = _merge(pools), tuple(sorted(notes)[:NOTES_LIMIT])
+    labels, taints = {name: it.labels for name, it in with_pools.items()}, {name: it.taints for name, it in with_pools.items()}
     return Inventory(merged, said, labels, taints, boots=boots).with_templates(templates)
 
 
@@ -142,7 +133,7 @@ class _Node:
         self.name, self.devices, self.gpus, self.notes = name, devices, gpus, notes
         labels = mapping(node, "metadata", "labels")  # a file may contain any value
         self.labels = {key: value for key, value in labels.items() if isinstance(value, str) and len(value) <= LABEL_LENGTH}
-        self.unschedulable = mapping(node, "spec").get("unschedulable") is True
+        self.unschedulable, self.taints = mapping(node, "spec").get("unschedulable") is True, read_taints(mapping(node).get("spec"))
         # a node without conditions, as in a file, is ready
         self.ready = all(each.get("status") == "True" for each in objects(status, "conditions") if each.get("type") == "Ready")
         self.allocatable = status["allocatable"] if isinstance(status.get("allocatable"), dict) else None
@@ -220,7 +211,7 @@ class _Node:
         prefix = f"{PREFIX}mig-{profile}."
         memory = read_integer(self.labels.get(f"{prefix}memory"))
         replicas = read_integer(self.labels.get(f"{prefix}replicas")) or 1
-        sliced = 1 < replicas <= MOST_SLICES and self.labels.get(f"{prefix}sharing-strategy") == "time-slicing"
+        sliced = 1 < replicas <= MAX_PODS_PER_GPU and self.labels.get(f"{prefix}sharing-strategy") == "time-slicing"
         slices = replicas if sliced else None
         return replace(pool, mig_profile=profile, memory_mebibytes=memory or None, shared=replicas > 1, time_slices=slices)
 

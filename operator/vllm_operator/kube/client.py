@@ -16,7 +16,7 @@ from vllm_operator.api.labels import is_name, is_namespace
 Manifest = dict[str, Any]
 """A Kubernetes object, or a part of one, as JSON."""
 Key = tuple[str, str]
-"""Namespace and name of a VLLMDeployment."""
+"""Namespace and name of an object. In the work queue, of a VLLMDeployment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ VOLUME = Kind("v1", "PersistentVolume", "persistentvolumes", namespaced=False)
 ACCESS_REVIEW = Kind("authorization.k8s.io/v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews", namespaced=False)
 SUBJECT_REVIEW = Kind("authorization.k8s.io/v1", "SubjectAccessReview", "subjectaccessreviews", namespaced=False)
 
-KINDS = tuple(value for value in vars().values() if isinstance(value, Kind))
+KINDS = tuple(value for value in vars().values() if isinstance(value, Kind))  # all above
 
 
 def kind_of(manifest: Mapping[str, Any]) -> Kind:
@@ -111,7 +111,7 @@ def selector_of(kind: Kind) -> dict[str, str]:
 
 
 def children_of(kind: Kind, name: str) -> dict[str, str]:
-    """Return the labels of the children of a kind of one VLLMDeployment."""
+    """Return the labels that select the children of this kind of one VLLMDeployment."""
     return selector_of(kind) | {labels.INSTANCE_LABEL: name}
 
 

@@ -7,14 +7,13 @@ field that the API server fills in, so applying it twice changes nothing and kee
 from collections.abc import Mapping
 from typing import Any
 
-from vllm_operator.api.labels import INSTANCE_LABEL, LWS_GROUP
+from vllm_operator.api.labels import HOSTNAME_LABEL, INSTANCE_LABEL, LWS_GROUP
 from vllm_operator.api.operation import RolloutSpec, ServiceSpec
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.reading import access_modes, is_one_node
 from vllm_operator.api.resource import LEADER_WORKER_SET_KIND, VLLMDeployment, metadata_of, selector_of, template_spec
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.caches.address import claims_of
-from vllm_operator.caches.priming import HOST_LABEL
 from vllm_operator.planning.engine.overrides import with_uuids
 from vllm_operator.rendering.container import PORT, PORT_NAME
 from vllm_operator.rendering.pod import render_follower_template, render_pod_template
@@ -112,7 +111,7 @@ def _one_pod_per_node(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
     of a group that is created again have the same key.
     """
     return {
-        "topologyKey": HOST_LABEL,
+        "topologyKey": HOSTNAME_LABEL,
         "maxSkew": 1,
         "minDomains": plan.nodes,
         "whenUnsatisfiable": "DoNotSchedule",
@@ -134,7 +133,7 @@ def _prefer_node_of_replicas(pod: dict[str, Any], selector: Mapping[str, str]) -
     """
     affinity = pod.get("affinity") or {}
     if not {"podAffinity", "podAntiAffinity"} & affinity.keys():
-        term = {"topologyKey": HOST_LABEL, "labelSelector": {"matchLabels": dict(selector)}}
+        term = {"topologyKey": HOSTNAME_LABEL, "labelSelector": {"matchLabels": dict(selector)}}
         preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}
         pod["affinity"] = {**affinity, "podAffinity": preferred}
 

@@ -10,11 +10,11 @@ them. Therefore:
 """
 
 from vllm_operator.api import reading
+from vllm_operator.api.labels import HOSTNAME_LABEL
 from vllm_operator.api.plan import NodeRequirement, Plan
 from vllm_operator.api.reading import Manifest
 from vllm_operator.api.resource import VLLMDeployment, rolls, template_spec
 from vllm_operator.api.status import AvoidedNode, CrashStatus
-from vllm_operator.caches.priming import HOST_LABEL
 from vllm_operator.inventory.pools import Inventory
 from vllm_operator.status.crashes import Crashes, Finding, is_caused_by_node
 from vllm_operator.status.observation import Observation
@@ -36,7 +36,7 @@ def remaining(resource: VLLMDeployment, inventory: Inventory, live: Manifest | N
     excluded = {
         name
         for each in terms
-        if (each.get("key"), each.get("operator")) == (HOST_LABEL, "NotIn")
+        if (each.get("key"), each.get("operator")) == (HOSTNAME_LABEL, "NotIn")
         for name in reading.sequence(each.get("values"))
     }
     nodes = resource.status.avoided_nodes or ()
@@ -44,7 +44,7 @@ def remaining(resource: VLLMDeployment, inventory: Inventory, live: Manifest | N
 
 
 def without_restarted(resource: VLLMDeployment, inventory: Inventory, live: Manifest | None) -> VLLMDeployment:
-    """Return the object without the others. `live` is the Deployment, unless a new plan replaces its Pods."""
+    """Return the object without avoided nodes that were restarted. `live` is the Deployment, unless a new plan replaces its Pods."""
     if not resource.status.avoided_nodes:
         return resource
     status = resource.status.model_copy(update={"avoided_nodes": remaining(resource, inventory, live) or None})
@@ -56,7 +56,7 @@ def avoiding(resource: VLLMDeployment, plan: Plan) -> Plan:
     names = [each.hostname or each.name for each in resource.status.avoided_nodes or ()] if avoids(resource) else []
     if not names:
         return plan
-    requirement = NodeRequirement(key=HOST_LABEL, operator="NotIn", values=names)
+    requirement = NodeRequirement(key=HOSTNAME_LABEL, operator="NotIn", values=names)
     return plan.model_copy(update={"node_requirements": [*plan.node_requirements, requirement]})
 
 
@@ -72,7 +72,7 @@ def decide_avoided(observed: Observation, crashes: Crashes) -> list[AvoidedNode]
             node = finding.view.node
             if not _must_leave(observed, finding) or len(avoided) == MOST_NODES or not has_others(observed, [node, *_names(avoided)]):
                 continue
-            label = inventory.labels.get(node, {}).get(HOST_LABEL)
+            label = inventory.labels.get(node, {}).get(HOSTNAME_LABEL)
             hostname = label if label != node else None
             avoided.append(AvoidedNode(name=node, hostname=hostname, boot_id=inventory.boots.get(node, "")))
     return avoided or None

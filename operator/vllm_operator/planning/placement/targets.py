@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from typing import Any, NamedTuple
 
-from vllm_operator.api.labels import ARCHITECTURE_LABEL
+from vllm_operator.api.labels import ARCHITECTURE_LABEL, HOSTNAME_LABEL
 from vllm_operator.api.plan import NodeRequirement
 from vllm_operator.api.reading import MEBIBYTE
 from vllm_operator.api.spec import AcceleratorSpec
@@ -97,7 +97,6 @@ class Rank(IntEnum):
 
 WAITS = (Rank.PARTLY, Rank.WAITING)
 GIBIBYTE = 1024 * MEBIBYTE
-NAME_LABEL = "kubernetes.io/hostname"
 NAMES_LIMIT = 64
 """Maximum number of values of a node requirement."""
 
@@ -358,7 +357,7 @@ def node_requirements(pool: Pool, inventory: Inventory, fit: ImageFit) -> list[N
     requirements = [NodeRequirement(key=HOST_LABEL, operator="In", values=[pool.host])] if pool.host else []
     requirements += [NodeRequirement(key=key, operator="In", values=[value]) for key, value in pool.labels]
     if pool.claims and not pool.has_plugin and (others := _claimable_beside_plugin(pool, inventory)):
-        requirements.append(NodeRequirement(key=NAME_LABEL, operator="NotIn", values=others))
+        requirements.append(NodeRequirement(key=HOSTNAME_LABEL, operator="NotIn", values=others))
     if pool.mig_profile is None and not pool.claims:
         # With the MIG strategy `single`, a slice has the resource name of a whole GPU.
         requirements.append(NodeRequirement(key=SLICES, operator="DoesNotExist"))
@@ -373,7 +372,7 @@ def node_requirements(pool: Pool, inventory: Inventory, fit: ImageFit) -> list[N
 def _claimable_beside_plugin(pool: Pool, inventory: Inventory) -> list[str]:
     """Return nodes that a claim for these devices could get, and whose device plugin does not know of claims, by hostname."""
     nodes = {node for other in inventory.pools if other.has_plugin and _alike(other) == _alike(pool) for node in other.nodes}
-    return sorted(inventory.labels.get(node, {}).get(NAME_LABEL, node) for node in nodes)[:NAMES_LIMIT]
+    return sorted(inventory.labels.get(node, {}).get(HOSTNAME_LABEL, node) for node in nodes)[:NAMES_LIMIT]
 
 
 def _is_too_small(pool: Pool, request: Request) -> bool:
