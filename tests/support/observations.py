@@ -55,7 +55,7 @@ def terminated(code: int = 1, reason: str = "Error", seconds: float = -30, messa
 
 
 def termination(exit_code: int | None = 1, *, reason: str = "Error", message: str = "", signal: int | None = None) -> Termination:
-    return Termination(run=0, exit_code=exit_code, reason=reason, message=message, signal=signal, finished_at=None)
+    return Termination(restarts=0, exit_code=exit_code, reason=reason, message=message, signal=signal, finished_at=None)
 
 
 def waiting(reason: str, message: str = "") -> dict[str, Any]:

@@ -315,7 +315,6 @@ def kept(resource: Any, inventory: Inventory, pinned: Plan, standing: Standing, 
         (("h100",), Standing.SETTLED, H100, H100),
         (("h100", "h200"), Standing.OPEN, H100, H100),
         ((), Standing.OPEN, H100, H100),
-        (("h100",), Standing.NEW, H100, H200),
     ],
 )
 def test_which_plan_is_in_force_and_which_one_is_new(full: tuple[str, ...], standing: Standing, product: str, today: str | None) -> None:
@@ -324,7 +323,14 @@ def test_which_plan_is_in_force_and_which_one_is_new(full: tuple[str, ...], stan
     outcome = kept(deployment(QWEN), used_inventory(*full), pinned, standing)
     assert outcome.plan is not None
     assert outcome.plan.product == product
-    assert (outcome.today.plan.product if outcome.today and outcome.today.plan else None) == today
+    assert (outcome.fresh.plan.product if outcome.fresh and outcome.fresh.plan else None) == today
+
+
+def test_a_plan_that_chooses_its_gpu_again_is_compared_with_the_one_in_force() -> None:
+    pinned = make_plan(deployment(QWEN), used_inventory(), known()).plan
+    assert pinned is not None
+    outcome = kept(deployment(QWEN), used_inventory("h100"), pinned, Standing.SETTLED, chooses_gpu_again=True)
+    assert [found.plan.product if found and found.plan else None for found in (outcome, outcome.fresh)] == [H100, H200]
 
 
 @pytest.mark.parametrize(("own", "others"), [({}, (H200,)), ({("h200", "nvidia.com/gpu"): 8}, ())])

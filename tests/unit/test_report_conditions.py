@@ -63,7 +63,7 @@ NO_SUCH_NODE = "0/2 nodes are available: 2 node(s) didn't match Pod's node affin
 def planned_for(product: str, *, today: str) -> Outcome:
     """The current plan for one GPU, which would be made for another one today."""
     anew = o.outcome(plan=o.plan().model_copy(update={"product": today}))
-    return o.outcome(plan=o.plan().model_copy(update={"product": product}), today=anew)
+    return o.outcome(plan=o.plan().model_copy(update={"product": product}), fresh=anew)
 
 
 SITUATIONS = {

@@ -129,7 +129,7 @@ TERMINATIONS: dict[str, tuple[dict[str, Any], tuple[int, int | None, str] | None
 @pytest.mark.parametrize(("pod", "want"), TERMINATIONS.values(), ids=TERMINATIONS)
 def test_the_run_that_ended_is_known_by_its_restarts(pod: dict[str, Any], want: tuple[int, int | None, str] | None) -> None:
     ended = read_pod(pod).termination
-    assert (ended and (ended.run, ended.exit_code, ended.reason)) == want
+    assert (ended and (ended.restarts, ended.exit_code, ended.reason)) == want
 
 
 def test_a_container_that_never_started_has_no_start_in_1970() -> None:

@@ -28,7 +28,7 @@ from vllm_operator.inventory.node_labels import SLICES
 from vllm_operator.inventory.nodes import read_inventory
 from vllm_operator.inventory.pools import Inventory
 from vllm_operator.planning.outcome import Difference, Outcome, compare, refusal_of
-from vllm_operator.planning.pinning import Standing, is_in_force
+from vllm_operator.planning.pinning import is_in_force
 from vllm_operator.planning.placement.shortage import kinds_of_nodes
 from vllm_operator.planning.planner import plan
 from vllm_operator.planning.presets import missing_preset, with_current_preset
@@ -80,10 +80,10 @@ def run(arguments: argparse.Namespace) -> int:
         outcome = Outcome(VALID_SPEC, merged, None)
     else:
         generation = (resource.status.cache.generation or 0) if resource.pinned and resource.status.cache else 0
-        asked = Standing.NEW  # the difference is to the plan that the annotation `replan` would lead to
-        outcome = plan(resource, inventory, catalog, pinned=resource.pinned, cache_generation=generation, files=files, standing=asked)
+        pinned = resource.pinned  # the difference is to the plan that the annotation `replan` would lead to
+        outcome = plan(resource, inventory, catalog, pinned=pinned, cache_generation=generation, files=files, chooses_gpu_again=True)
     if resource.pinned is not None:
-        return _diff(resource, resource.pinned, outcome.today or outcome, catalog.version, arguments.output)
+        return _diff(resource, resource.pinned, outcome.fresh or outcome, catalog.version, arguments.output)
     if arguments.output:
         made, manifests = (outcome.plan.to_json(), _objects(resource, outcome.plan)) if outcome.plan else (None, [])
         print_as({"plan": made, "result": result_of(outcome), "manifests": manifests}, arguments.output)

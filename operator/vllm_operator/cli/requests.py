@@ -28,7 +28,7 @@ from vllm_operator.caches.measurement import read_race
 from vllm_operator.cli.inputs import InputError
 from vllm_operator.cli.live import annotate, described, namespace_of, scope_of, with_client
 from vllm_operator.cli.terminal import wrap
-from vllm_operator.kube.client import REVISION, VLLM_DEPLOYMENT, ClusterClient, Unavailable, selector_of
+from vllm_operator.kube.client import REVISION, VLLM_DEPLOYMENT, ClusterClient, Unavailable, watched_labels
 from vllm_operator.text.wording import count
 
 DONE_STATUS, NOT_DONE_STATUS = 0, 1
@@ -186,7 +186,7 @@ def run_race(arguments: argparse.Namespace) -> int:
 
     async def use(client: ClusterClient) -> None:
         if arguments.name == "export":
-            rules = export_rules(await client.find(REVISION, namespace_of(arguments), labels=selector_of(REVISION)))
+            rules = export_rules(await client.find(REVISION, namespace_of(arguments), labels=watched_labels(REVISION)))
             return print(yaml.safe_dump(rules, sort_keys=False, width=140) if rules else "# No race has a winner.")
         resource = await client.get(VLLM_DEPLOYMENT, arguments.name, namespace_of(arguments))
         await annotate(client, resource, RACE_ANNOTATION, str(int(time.time())))

@@ -19,7 +19,7 @@ from vllm_operator.caches.claims import find_orphans
 from vllm_operator.cli.inputs import print_as
 from vllm_operator.cli.live import Read, described, find_if_there, last_renewal, namespace_of, scope_of, screens, with_client
 from vllm_operator.cli.terminal import Line, Span, Style, age, bar, grid, is_terminal, labelled, line, screen_width, show, show_each, table
-from vllm_operator.kube.client import CLAIM, EVENT, VLLM_DEPLOYMENT, ClusterClient, selector_of
+from vllm_operator.kube.client import CLAIM, EVENT, VLLM_DEPLOYMENT, ClusterClient, watched_labels
 from vllm_operator.text.wording import clean, clock, count, duration
 
 _NOT_INSTALLED = "VLLMDeployment on this API server: the operator is not installed"
@@ -405,7 +405,7 @@ def show_caches(arguments: argparse.Namespace) -> int:
 
 async def _with_claims(client: ClusterClient, namespace: str | None) -> tuple[Sequence[dict[str, Any]], ...]:
     resources = await client.find(VLLM_DEPLOYMENT, namespace, cached=True)
-    return resources, await find_if_there(client, CLAIM, namespace, labels=selector_of(CLAIM))
+    return resources, await find_if_there(client, CLAIM, namespace, labels=watched_labels(CLAIM))
 
 
 def _orphan_row(claim: Manifest, now: datetime) -> dict[str, str]:

@@ -221,14 +221,14 @@ def _with_race(
     activity, current = actions.activity, revision_name(context.resource, context.plan)
     is_busy = bool(context.new_revision) or activity.held or activity.is_priming or not context.resource.spec.replicas
     is_settled = not is_busy and snapshot.deployment is not None and _is_complete(snapshot.deployment)
-    rivals, is_drifted = outcome.today.rivals if outcome.today is not None else None, bool(outcome.drift)
+    rivals, is_drifted = outcome.fresh.rivals if outcome.fresh is not None else None, bool(outcome.drift)
     race = plan_race(context, snapshot.revisions, current, rivals, is_settled=is_settled, is_drifted=is_drifted)
     if race is None:
         return actions
     applied = list(actions.manifests)
     if race.run_name and race.record is not None:
         entrant, is_current = race.record.entrants[race.number], race.number == 0
-        made = context.plan if is_current else (plan_with(race.record, entrant).today or outcome).plan
+        made = context.plan if is_current else (plan_with(race.record, entrant).fresh or outcome).plan
         if made is not None and (is_current or follows(made, entrant)):
             applied.append(render_run(_render(snapshot, made, settings)[0].desired, race.run_name, context))
         else:

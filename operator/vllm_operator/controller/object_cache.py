@@ -24,7 +24,7 @@ from vllm_operator.api import labels, reading
 from vllm_operator.api.base import cut_depth
 from vllm_operator.controller.queue import Priority
 from vllm_operator.kube import client as kube
-from vllm_operator.kube.client import ClusterClient, ClusterError, Key, Kind, Manifest, Query, children_of, kind_of, selector_of
+from vllm_operator.kube.client import ClusterClient, ClusterError, Key, Kind, Manifest, Query, children_of, kind_of, watched_labels
 from vllm_operator.pods.view import instance_of
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class ObjectCache:
         before = dict(objects)
         changed, listed = set[Key](), set[Key]()
         for namespace in namespaces if kind.namespaced and namespaces else (None,):
-            async for page in self._client.pages(kind, namespace, labels=selector_of(kind)):
+            async for page in self._client.pages(kind, namespace, labels=watched_labels(kind)):
                 for item in page:
                     listed.add(name_of(item))
                     changed |= self.note(kind, item)
@@ -174,7 +174,7 @@ class ObjectCache:
         """Store the result of a write. Its watch event triggers one reconciliation, unless it is the operator's own status."""
         kind = kind_of(manifest)
         key = key_of(kind, manifest)
-        is_selected = selector_of(kind).items() <= (manifest["metadata"].get("labels") or {}).items()
+        is_selected = watched_labels(kind).items() <= (manifest["metadata"].get("labels") or {}).items()
         if kind not in self._objects or key is None or not is_selected:
             return manifest
         known = self._objects[kind].get(name_of(manifest))

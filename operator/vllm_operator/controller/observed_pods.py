@@ -61,19 +61,19 @@ def find_crash(
     knowledge: Knowledge, view: PodView, states: Mapping[tuple[str, int], StartupState], events: EventLog, now: datetime
 ) -> tuple[int, Crash] | None:
     """Return the crash after which the engine has not served, and its run; None without one, or while its log is being read."""
-    state, ended = states.get(view.run), view.termination
+    state, ended = states.get(view.run_key), view.termination
     if view.container or view.phase not in (Phase.CRASHED, Phase.STARTING):
         return None
     if state is not None and state.crash is not None and view.phase is Phase.STARTING:  # the container may never end
         return (view.restarts, state.crash) if state.last_line_at is not None and now - state.last_line_at >= SETTLING else None
-    state = states.get((view.uid, ended.run)) if ended is not None else None
+    state = states.get((view.uid, ended.restarts)) if ended is not None else None
     is_read = state is not None and state.is_final and ended is not None and ended.exit_code not in KILLED
     if ended is None or (not is_read and ended.finished_at is not None and now - ended.finished_at < SETTLING):
         return None
     log_crash, stage = (state.crash, str(state.stage)) if state is not None else (None, "")
     probe = killed_by_probe(view, events) or ""
     found = explain_end(knowledge, view, ended, log_crash=log_crash, stage=stage, unread="", probe=probe)
-    return ended.run, found or Crash(UNKNOWN, knowledge.messages.say("crash.unexplained", unread=""), None, None, "")
+    return ended.restarts, found or Crash(UNKNOWN, knowledge.messages.say("crash.unexplained", unread=""), None, None, "")
 
 
 def draft(
@@ -85,7 +85,7 @@ def draft(
         number, it, ended = *crash, view.termination
         remedy = say("crash.unknown_remedy", pod=view) if it.signature == UNKNOWN and not it.family else it.remedy or ""
         facts = {"cause": it.cause, "remedy": remedy, "reference": it.reference, "times": number + 1}
-        facts["code"] = ended.exit_code if ended is not None and ended.run == number else None
+        facts["code"] = ended.exit_code if ended is not None and ended.restarts == number else None
         text = knowledge.messages.fit("observed.crashed", shrink=("cause", "remedy"), limit=900, **facts)
         yield EventDraft(WARNING, reason_of(it.signature), text, f"{number:06}", series=f"crash-{reason_of(it.signature)}")
     if view.phase is Phase.STARTING and not view.container and state is not None and state.has_start and state.crash is None:
@@ -160,13 +160,13 @@ class PodObserver:
         self.followers.sync(key, [pod], [view.name] if is_recent else (), container=engine)
         if not self.followers.caught_up(key):
             return
-        states, tail = self.followers.states(key), self.followers.states(_tail_of(key)).get(view.run)
+        states, tail = self.followers.states(key), self.followers.states(_tail_of(key)).get(view.run_key)
         if view.phase in (Phase.READY, Phase.NOT_RESPONDING) and time.monotonic() >= known.tail_due:
             known.tail_due = time.monotonic() + TAIL_SECONDS
             self.followers.forget(_tail_of(key))
             self.followers.sync(_tail_of(key), [pod], [view.name], container=engine, tail=TAIL_LINES)
         events, _ = await self._events.read([own] if view.termination is not None else [], ())
-        state, crash = states.get(view.run), find_crash(knowledge, view, states, EventLog(events), now)
+        state, crash = states.get(view.run_key), find_crash(knowledge, view, states, EventLog(events), now)
         drafts = tuple(draft(knowledge, view, state, crash, tail))
         known.samples = tuple(_samples(view, state, drafts))
         for each in drafts:

@@ -19,7 +19,7 @@ from vllm_operator.api.resource import Role, VLLMDeployment, labels_of
 from vllm_operator.controller.apply import Applier
 from vllm_operator.controller.ownership import is_created_by_operator
 from vllm_operator.kube import client as kube
-from vllm_operator.kube.client import ClusterClient, ClusterError, Forbidden, Key, Kind, Manifest, NotFound, Unavailable, selector_of
+from vllm_operator.kube.client import ClusterClient, ClusterError, Forbidden, Key, Kind, Manifest, NotFound, Unavailable, watched_labels
 from vllm_operator.kube.recent import Recent
 from vllm_operator.pods.view import selects
 from vllm_operator.rendering.exposure import render_autoscaler, render_disruption_budget, render_exposure
@@ -77,7 +77,7 @@ class CreatedObjects:
 
     async def _list(self, kind: Kind) -> None:
         for namespace in self.namespaces or (None,):
-            async for page in self.client.pages(kind, namespace, labels=selector_of(kind)):
+            async for page in self.client.pages(kind, namespace, labels=watched_labels(kind)):
                 for item in page:
                     instance = reading.text(item, "metadata", "labels", labels.INSTANCE_LABEL)
                     self.note(kind, (reading.text(item, "metadata", "namespace"), instance))

@@ -27,6 +27,7 @@ LOST_CHECKS = 3
 """Consecutive checks without a watched kind before the operator exits: a new API server denies everything until it has read the roles."""
 REVIEWS = 8
 """Permissions that are checked concurrently."""
+_API_SERVER, _CREDENTIALS = "API server", "credentials"
 
 
 @dataclass(slots=True)
@@ -122,7 +123,7 @@ class Preconditions:
     _recheck_due: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self.readiness.missing |= {name: f"{name}: not checked yet" for name in ("API server", "CRD")}
+        self.readiness.missing |= {name: f"{name}: not checked yet" for name in (_API_SERVER, "CRD")}
 
     async def wait(self) -> tuple[Kind, ...]:
         """Wait until all preconditions are met. Return the kinds that can be watched."""
@@ -175,13 +176,13 @@ class Preconditions:
             for check in checks:
                 await check()
         except Unauthorized as error:
-            missing["credentials"] = str(error)
+            missing[_CREDENTIALS] = str(error)
             raise
         except Unavailable as error:
-            missing["API server"] = f"The API server {self.host} cannot be reached: {error}"
+            missing[_API_SERVER] = f"The API server {self.host} cannot be reached: {error}"
             raise
         finally:
-            self.readiness.clear_missing(*({"API server", "credentials"} - set(missing)))
+            self.readiness.clear_missing(*({_API_SERVER, _CREDENTIALS} - set(missing)))
             for name, message in missing.items():
                 self.readiness.set_missing(name, message)
 

@@ -29,7 +29,7 @@ from vllm_operator.controller.observe import Observer, Pending
 from vllm_operator.controller.optional_objects import CreatedObjects, OptionalObjects
 from vllm_operator.controller.plan_store import PlanStore
 from vllm_operator.controller.queue import Priority, WorkQueue
-from vllm_operator.controller.report import ExplanationReader, Reporter, Result
+from vllm_operator.controller.report import ExplanationReader, Reporter, Result, ResultName
 from vllm_operator.controller.settings import Settings
 from vllm_operator.controller.user_data import KnownCatalog, KnownCrashes
 from vllm_operator.kube.client import VLLM_DEPLOYMENT, ClusterClient, ClusterError, Conflict, Key, NotFound, Unavailable
@@ -154,7 +154,7 @@ class Workers:
 
     async def _reconcile(self, key: Key) -> None:
         started = time.perf_counter()
-        name = "bug"
+        name: ResultName = "bug"
         try:
             result = await self.reconciler.reconcile(key)
         except Conflict as error:

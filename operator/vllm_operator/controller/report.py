@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -63,6 +63,7 @@ MAX_DRAINING = 8
 """Maximum number of draining Pods per VLLMDeployment whose logs are read."""
 DRAIN_TIMEOUT_SECONDS = 5.0
 MAX_REMEMBERED = 1000
+ResultName = Literal["success", "waiting", "refused", "retry", "bug", "gone"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +150,7 @@ class ExplanationReader:
 class Result:
     """The label of a reconciliation in the metrics, and the delay until the next one; None to wait for watch events and resyncs."""
 
-    name: str
+    name: ResultName
     requeue_seconds: float | None = None
 
 

@@ -18,7 +18,7 @@ import kopf
 from kubernetes.aio.client.configuration import Configuration
 
 from vllm_operator.kube.api_client import PAGE, TIMEOUT_SECONDS
-from vllm_operator.kube.client import Kind, Manifest, selector_of
+from vllm_operator.kube.client import Kind, Manifest, watched_labels
 from vllm_operator.kube.connection import authorization, open_session
 
 RECONNECT_SECONDS = (0.5, 0.5, 1.0, 1.0, *(2.0,) * 30)
@@ -130,7 +130,7 @@ def _settings(kinds: Sequence[Kind]) -> kopf.OperatorSettings:
     settings.networking.error_backoffs = RECONNECT_SECONDS
     settings.watching.chunk_size = PAGE
     for kind in kinds:
-        if selector := selector_of(kind):
+        if selector := watched_labels(kind):
             text = ",".join(f"{label}={value}" for label, value in selector.items())
             settings.watching.label_selectors[kind.group, kind.version, kind.plural] = text
     return settings

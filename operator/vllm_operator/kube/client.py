@@ -99,7 +99,7 @@ def kind_of(manifest: Mapping[str, Any]) -> Kind:
     raise LookupError(f"{manifest.get('apiVersion')} {manifest.get('kind')} is not a kind that the operator uses")
 
 
-def selector_of(kind: Kind) -> dict[str, str]:
+def watched_labels(kind: Kind) -> dict[str, str]:
     """Return the labels that select the listed and watched objects of a kind; empty for all objects.
 
     Pods are selected by a label of their Deployment's selector, which neither `spec.podTemplate` nor tools can remove. Other Pods may have
@@ -112,7 +112,7 @@ def selector_of(kind: Kind) -> dict[str, str]:
 
 def children_of(kind: Kind, name: str) -> dict[str, str]:
     """Return the labels that select the children of this kind of one VLLMDeployment."""
-    return selector_of(kind) | {labels.INSTANCE_LABEL: name}
+    return watched_labels(kind) | {labels.INSTANCE_LABEL: name}
 
 
 # ruff: noqa: N818 - named like the API server's reasons

@@ -29,7 +29,7 @@ class FreeGPUs:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`plan` is None unless `accepted` and `planned` are True. For the current plan, `today` is a new one, and `drift` the differences.
+    """`plan` is None unless `accepted` and `planned` are True. For the current plan, `fresh` is a new one, and `drift` the differences.
 
     `free` is known for a current plan whose Pods have no node, `rivals` if the backends may race.
     """
@@ -38,7 +38,7 @@ class Outcome:
     planned: Verdict
     plan: Plan | None
     drift: tuple[str, ...] = ()
-    today: "Outcome | None" = None
+    fresh: "Outcome | None" = None
     free: FreeGPUs | None = None
     rivals: Rivals | None = None
 

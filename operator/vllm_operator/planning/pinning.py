@@ -48,7 +48,7 @@ _FREE_TEXTS = ("engine.env", "engine.extraArgs", "podTemplate")
 class Standing(Enum):
     """Whether a plan is in force, and may change by itself."""
 
-    NEW = "no plan is in force, or the plan in force is compared with one for which the GPU is chosen again"
+    NEW = "no plan is in force"
     OPEN = "no engine has run with it and no Pod has a node, so another GPU may be chosen"
     WAITING = "an engine has run with it and a Pod has no node, so it stays, and the user wants to know what is free"
     SETTLED = "all Pods have nodes"
@@ -239,7 +239,7 @@ def keep_plan(pinned: Plan, fresh: Outcome, gpus: GPUs, preset_change: str = "",
     drift += [difference.text for difference in compare(pinned, fresh.plan)] if fresh.plan else []
     shown = pinned.model_copy(update={"provisioner": fresh.plan.provisioner}) if fresh.plan else pinned  # the nodes may exist by now
     if not drift:
-        return Outcome(VALID_SPEC, Verdict(TRUE, reason, summarize(shown, gpus)), pinned, today=fresh, free=fresh.free)
+        return Outcome(VALID_SPEC, Verdict(TRUE, reason, summarize(shown, gpus)), pinned, fresh=fresh, free=fresh.free)
     if is_preset_gone:
         message = say("plan.without-preset", summary=summarize(shown, gpus, with_notes=False), change=preset_change)
         return Outcome(VALID_SPEC, Verdict(TRUE, Reason.PLAN_DRIFTED, message), pinned, tuple(drift), fresh, fresh.free)

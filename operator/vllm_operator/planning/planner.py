@@ -53,14 +53,14 @@ def plan(
     files: ModelFiles = model_facts.NO_FILES,
     tools_image: str = TOOLS_IMAGE,
     standing: pinning.Standing = pinning.Standing.SETTLED,
+    chooses_gpu_again: bool = False,
 ) -> Outcome:
     """Plan one VLLMDeployment.
 
     `inventory` has the GPUs of the cluster, or why they are unknown; the current plan does not need them. `pinned` is the current plan
     until the spec changes or a new plan is requested, which keeps its GPU if that still fits. `cache_generation` rises with each quarantine
     of a damaged cache. `tools_image` is the operator's image, which contains its programs for Pods. `standing` is that of a plan in force:
-    if its Pods have no node, it is compared with what is free, and if it is open, another GPU that is free replaces it. With NEW, it is
-    compared with a plan as requested now, for which the GPU is chosen again.
+    if its Pods have no node, it is compared with what is free, which may replace an open one. With `chooses_gpu_again`, with a new request.
     """
     in_force = pinning.is_in_force(pinned, resource)
     digest, moved = pinning.digest_of_spec(resource.spec), overrides.translate(resource)
@@ -83,7 +83,7 @@ def plan(
             files=files,
             tools_image=tools_image,
         )
-        if in_force and standing is pinning.Standing.NEW and inventory.used is not None and made.knows_sizes:
+        if in_force and chooses_gpu_again and inventory.used is not None and made.knows_sizes:
             made = replace(made, again=True)
         if pinned is not None and in_force and standing in pinning.NEEDS_ROOM:
             fresh = made.compared_with_free(pinned, is_open=standing is pinning.Standing.OPEN)

@@ -60,7 +60,7 @@ class Phase(StrEnum):
 class Termination:
     """The end of a run of a container."""
 
-    run: int
+    restarts: int
     """Number of restarts before this run."""
     exit_code: int | None
     """Of the main process, or 128 plus the number of the signal that ended it."""
@@ -68,7 +68,7 @@ class Termination:
     """OOMKilled, Error, Completed or StartError."""
     message: str
     """The end of the log, or the error of the container runtime: untrusted text of up to 4096 bytes."""
-    signal: int | None
+    signal: int | None = None
     finished_at: datetime | None
     started_at: datetime | None = None
 
@@ -106,7 +106,7 @@ class PodView:
         return f"{self.name} -n {reading.text(self.manifest, 'metadata', 'namespace')[:63]}"
 
     @property
-    def run(self) -> RunKey:
+    def run_key(self) -> RunKey:
         """The current run of the engine container."""
         return (self.uid, self.restarts)
 
@@ -353,19 +353,17 @@ def told_to_stop_at(pod: Manifest) -> datetime | None:
 def _termination(container: Manifest, stopped_at: datetime | None) -> Termination | None:
     """Return the end of the last run that ended by itself, else of the last run. While the container runs, that is the previous run."""
     restarts = max(0, reading.integer(container, "restartCount") or 0)
-    ended, run = reading.mapping(container, "state", "terminated"), restarts
-    time = reading.moment(ended, "finishedAt")
-    was_stopped = (
-        stopped_at is not None and time is not None and time >= stopped_at and reading.mapping(container, "lastState", "terminated")
-    )
-    if not ended or was_stopped:
-        ended = reading.mapping(container, "lastState", "terminated")
+    ended, before = reading.mapping(container, "state", "terminated"), restarts
+    time, previous = reading.moment(ended, "finishedAt"), reading.mapping(container, "lastState", "terminated")
+    was_stopped = stopped_at is not None and time is not None and time >= stopped_at
+    if not ended or (was_stopped and previous):
+        ended = previous
         is_backing_off = bool(reading.mapping(container, "state", "waiting"))
-        run = restarts if is_backing_off else max(0, restarts - 1)
+        before = restarts if is_backing_off else max(0, restarts - 1)
     if not ended:
         return None
     return Termination(
-        run=run,
+        restarts=before,
         exit_code=reading.integer(ended, "exitCode"),
         reason=reading.text(ended, "reason"),
         message=reading.text(ended, "message"),

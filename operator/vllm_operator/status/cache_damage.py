@@ -119,7 +119,7 @@ def _had_any(observed: Observation, candidate: _Candidate) -> bool:
     """Return whether caches were fetched or loaded on a node, or an earlier run of the replica crashed in the same way."""
     members = candidate.view.group.members if candidate.view.group is not None else (candidate.view,)
     for view in members:
-        run = view.termination.run if view.termination is not None else view.restarts
+        run = view.termination.restarts if view.termination is not None else view.restarts
         fetched, state = read_fetch(view.manifest), observed.startups.get((view.uid, run))
         if (fetched is not None and fetched.result in FETCHED) or (state is not None and state.cache.hits > 0):
             return True

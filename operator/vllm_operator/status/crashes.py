@@ -192,7 +192,7 @@ def _findings(observed: Observation) -> Iterator[Finding]:
         if view.phase is Phase.FAILED:
             yield _failed(observed, view)
         elif view.state is not None and crashes_at is not None and crashes_at <= observed.now:
-            end = Termination(run=view.restarts, exit_code=None, reason="", message="", signal=None, finished_at=view.state.last_line_at)
+            end = Termination(restarts=view.restarts, exit_code=None, reason="", message="", finished_at=view.state.last_line_at)
             yield _crashed(observed, view, end, view.state.crash)
         elif ended is not None and view.phase not in (Phase.TERMINATING, Phase.CONTAINER_FAILED):
             yield _crashed(observed, view, ended if view.uid in with_messages else replace(ended, message=""))
@@ -210,13 +210,13 @@ def _failed(observed: Observation, view: PodFacts) -> Finding:
 
 def _crashed(observed: Observation, view: PodFacts, ended: Termination, known: Crash | None = None) -> Finding:
     """Return the crash with which a run has ended. `known`: the crash in the log of a container that still runs."""
-    state = None if view.container else observed.startups.get((view.uid, ended.run))
-    unread = observed.unread_logs.get((view.uid, ended.run)) if state is None and not view.container else None
+    state = None if view.container else observed.startups.get((view.uid, ended.restarts))
+    unread = observed.unread_logs.get((view.uid, ended.restarts)) if state is None and not view.container else None
     if state is not None and state.skipped_seconds:
         unread = UnreadLog(LogProblem.SKIPPED)
     told = view.group.told if view.group is not None else None
     crash = told or known or _diagnose(observed, view, ended, state, unread)
-    run = ended.run if view.group is None else _crashes_before(observed, view)
+    run = ended.restarts if view.group is None else _crashes_before(observed, view)
     found = _status(observed, view, crash, run=run, code=ended.exit_code, time=ended.finished_at, unread=unread)
     previous = _reported_before(observed, found)
     reportable_at = None

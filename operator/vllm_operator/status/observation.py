@@ -288,7 +288,7 @@ def _read_pod(observed: Observation, pod: PodView) -> PodFacts:
     view = refine(pod, observed.log)
     if view.phase is Phase.UNSCHEDULABLE and "persistentvolumeclaim" in view.message.lower():
         view = replace(view, phase=Phase.WAITING_FOR_VOLUME)  # it fits a node, and a new PVC is bound shortly afterwards
-    state, stage = None if view.container else observed.startups.get(view.run), Stage.IMAGE_PULL if view.node else Stage.SCHEDULING
+    state, stage = None if view.container else observed.startups.get(view.run_key), Stage.IMAGE_PULL if view.node else Stage.SCHEDULING
     if view.phase is Phase.STARTING:
         state = infer_silence(state, observed.now, observed.knowledge.startup) if state is not None else None
         stage = state.stage if state is not None else Stage.PROCESS_START
@@ -355,7 +355,7 @@ def _as_member(pod: PodView, leader: PodView, *, serves: bool) -> PodView:
 
 def _rank(observed: Observation, number: int, pod: PodFacts) -> Rank:
     ended = pod.termination if pod.phase is not Phase.TERMINATING else None
-    state = observed.startups.get((pod.uid, ended.run)) if ended is not None else pod.state
+    state = observed.startups.get((pod.uid, ended.restarts)) if ended is not None else pod.state
     crash = state.crash if state is not None else None
     if ended is not None and ended.finished_at is not None:
         stage, probe = state.stage if state is not None else "", killed_by_probe(pod, observed.log) or ""

@@ -99,8 +99,8 @@ def _state_text(observed: Observation, view: PodFacts, block: StartupStatus | No
 def _unschedulable(observed: Observation, view: PodFacts) -> dict[str, Any]:
     outcome, say = observed.outcome, observed.messages.say
     if outcome.plan is not None and not view.has_caches_of(outcome.plan):
-        outcome = replace(outcome, plan=None, today=None, free=None)  # a Pod that the rollout is going to replace
-    plan, today = outcome.plan, outcome.today.plan if outcome.today is not None else None
+        outcome = replace(outcome, plan=None, fresh=None, free=None)  # a Pod that the rollout is going to replace
+    plan, today = outcome.plan, outcome.fresh.plan if outcome.fresh is not None else None
     gpu = plan.product if plan is not None else None
     found, free, wanted = find_obstacle(observed, view), outcome.free, observed.resource.spec.accelerator or AcceleratorSpec()
     gpu_today = today.product if gpu and today and today.product != gpu and (free is None or free.is_better) else None

@@ -212,7 +212,7 @@ def _fetching_block(observed: Observation) -> StartupStatus | None:
         return None
     return StartupStatus(
         stage=str(Stage.WEIGHT_DOWNLOAD),
-        stage_since=reading.stamp(observed.startups[fetching.view.run].stage_since),
+        stage_since=reading.stamp(observed.startups[fetching.view.run_key].stage_since),
         update_time=reading.stamp(observed.now),
         eta_seconds=progress.eta_seconds,
         pod=fetching.view.name,
@@ -223,5 +223,5 @@ def _fetching_block(observed: Observation) -> StartupStatus | None:
 
 def _downloaded(observed: Observation) -> Progress | None:
     view = observed.activity.fetching.view if observed.activity.fetching is not None else None
-    state = observed.startups.get(view.run) if view is not None else None
+    state = observed.startups.get(view.run_key) if view is not None else None
     return _progress(state) if state is not None and not state.is_final else None
