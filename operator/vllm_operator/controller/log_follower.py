@@ -427,7 +427,7 @@ class Follower:
                 return
             self._mark_caught_up()  # the report must not wait for the next attempt
             self._publish()
-            await self._rest(self._pause_seconds(outcome, tries))
+            await self._wait_before_retry(self._pause_seconds(outcome, tries))
 
     async def _attempt(self) -> ReadOutcome | LogProblem:
         try:
@@ -500,14 +500,14 @@ class Follower:
                 pace.note_arrival(self._clock())
                 for begin in range(0, len(piece), STEP_BYTES):
                     step = piece[begin : begin + STEP_BYTES]
-                    await self._parts.share.run(self._account, partial(self._take, step))
+                    await self._parts.share.run(self._account, partial(self._parse_step, step))
                     self._tail_lines = pace.note_step(len(step), step.count(b"\n"), self._clock())
                     if self._tail_lines is not None:
                         return
                 self._quiet_since = self._clock()
         self._log.lines.check()
 
-    def _take(self, step: bytes) -> None:
+    def _parse_step(self, step: bytes) -> None:
         self._log.feed(step, self.run.ended_at)
         if self._log.size > REPLAY_BYTES:
             self._mark_caught_up()  # do not wait for the last line
@@ -546,7 +546,7 @@ class Follower:
         retry = RETRY_SECONDS[min(max(0, tries - 1), len(RETRY_SECONDS) - 1)]
         return pauses.get(outcome, retry) * random.uniform(0.8, 1.2)  # spread the requests
 
-    async def _rest(self, seconds: float) -> None:
+    async def _wait_before_retry(self, seconds: float) -> None:
         """Wait before the next attempt, or until the run ends or its Pod serves."""
         until, ended = self._clock() + seconds, self._run_ended
         while self._run_ended == ended:
