@@ -283,8 +283,10 @@ def describe_failures(context: CacheContext) -> str | None:
         return None
     key, attempts = failed[0]
     others = f" and {wording.count(len(failed) - 1, 'other')}" if len(failed) > 1 else ""
-    why = wording.sentence(attempts.why or "the Job has reported nothing")
     then = "The operator does not try again." if attempts.next is None else f"The next attempt is after {wording.clock(attempts.next)}."
-    claim, mark = reading.text(context.claim, "metadata", "name"), labels.DELETION_ANNOTATION_PREFIX + key
-    where = {"claim": claim, "namespace": context.resource.metadata.namespace, "mark": mark}
-    return say("claims.not-deleted", key=key, others=others, number=attempts.number, most=MAX_ATTEMPTS, why=why, then=then, **where)
+    why = f"{wording.sentence(attempts.why or 'the Job has reported nothing')} {then}"
+    claim, namespace = reading.text(context.claim, "metadata", "name"), context.resource.metadata.namespace
+    number, mark = attempts.number, labels.DELETION_ANNOTATION_PREFIX + key
+    return say(
+        "claims.not-deleted", key=key, others=others, claim=claim, number=number, most=MAX_ATTEMPTS, why=why, namespace=namespace, mark=mark
+    )
