@@ -57,7 +57,7 @@ async def test_a_plan_that_never_ran_takes_the_gpu_that_becomes_free(everywhere:
     for node in ("gpu-h100-sxm-0", "gpu-h200-0"):
         await fill(everywhere, node, 8)
     await everywhere.create(llama(everywhere.namespace, "late"))
-    words = f"({H100}), and no node that it may use has 1 free (`kubectl vllm gpus` shows who uses them). "
+    words = f"has 1 GPU free ({H100}); `kubectl vllm gpus` shows who uses them. "
     words += "As soon as another GPU that fits is free, the operator takes it."
     waiting = await everywhere.wait_for("VLLMDeployment", "late", says("Ready", words), within=60)
     assert (await pinned_plan(everywhere, waiting))["product"] == H100
@@ -85,7 +85,7 @@ async def test_a_plan_that_serves_stays_and_the_status_says_how_to_move(everywhe
     await everywhere.create(llama(everywhere.namespace, "steady", cache={"hostPath": "/var/cache/vllm"}))
     first = await everywhere.wait_for("VLLMDeployment", "steady", has("Ready", "True"), within=60)
     await everywhere.patch("VLLMDeployment", "steady", {"spec": {"replicas": 2}})
-    words = f"({H100}), and no node that it may use has 1 free (`kubectl vllm gpus` shows who uses them)."
+    words = f"has 1 GPU free ({H100}); `kubectl vllm gpus` shows who uses them."
     await everywhere.wait_for("VLLMDeployment", "steady", says("Ready", words), within=60)
     assert "A new plan would be the same." in await diff(everywhere, "steady")
     await free(everywhere, "gpu-h200-0")

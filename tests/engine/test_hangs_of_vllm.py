@@ -171,7 +171,7 @@ def test_a_stopped_process_of_a_busy_engine_is_found_named_and_ended(engine: Eng
     assert seconds <= 112
     assert re.match(r"Engine hangs: 1 request is running, no token since [0-9:]{8} UTC; /health answers 200\. VLLM::", said)
     assert title in said
-    assert said.endswith(": stopped.")
+    assert said.endswith(": suspended.")
     engine.process.wait(15)
     (kept,) = (engine.folder / "cache" / "hangs").iterdir()
     assert "vllm:num_requests_running" in (kept / "metrics.txt").read_text()

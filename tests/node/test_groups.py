@@ -200,8 +200,8 @@ async def test_a_group_that_hangs_is_created_again_and_its_new_revision_goes_bac
     hangs = await cluster.wait_for("VLLMDeployment", "llama", has("Hung", "True", "EngineHung"), within=150)
     message = condition(hangs, "Hung")["message"]
     assert f"The engine of Pod {LEADER} hangs: 3 requests are running, no token since " in message
-    assert "VLLM::EngineCore: stopped. The Pod gets no requests. The engine is stopped 75 s after " in message
-    assert "so that all Pods of its replica are created again" in message
+    assert "VLLM::EngineCore: suspended. Kubernetes sends it no requests. 75 s after " in message
+    assert "the engine is killed, and all Pods of its replica are created again" in message
     assert await uids(cluster) == before
     crashed = await cluster.wait_for("VLLMDeployment", "llama", lambda it: "lastCrash" in it["status"], within=150)
     orders.succeed()
@@ -209,7 +209,7 @@ async def test_a_group_that_hangs_is_created_again_and_its_new_revision_goes_bac
     assert (crash["signature"], crash["pod"]) == ("EngineHung", LEADER)
     done = await until_back(cluster, "3 requests are running")
     await until_replaced(cluster, before)
-    assert "VLLM::EngineCore: stopped" in str(done["status"]["lastCrash"]) + str(done["status"]["conditions"])
+    assert "VLLM::EngineCore: suspended" in str(done["status"]["lastCrash"]) + str(done["status"]["conditions"])
     assert await told(cluster, "EngineHung") == 2, "the hang, and its restart as a crash"
     [evidence] = caches.rglob("hangs/*")
     assert {"what.txt", "metrics.txt", "processes.txt"} <= {each.name for each in evidence.iterdir()}

@@ -36,7 +36,7 @@ LONGEST_WAIT, LONGEST_LIE = 60.0, 10.0
 MOST_OBJECTS = 28
 STORAGE: tuple[Manifest, ...] = ({}, {}, {"storage": "ClaimPerReplica"}, {"hostPath": "/var/cache/vllm"})
 HELD = re.compile(r"begun: (\d+) new Pods? needs? (\d+) (.+?)(?: each)?(?: on one node)?, and (?:there|no|none)")
-NO_NODE = re.compile(r"needs (\d+) GPUs? \(([^)]+)\), and no node that it may use has")
+NO_NODE = re.compile(r"when a node that it may use has (\d+) GPUs? free \(([^)]+)\)")
 FREE_NOW = re.compile(r"(?:Free now, but not allowed by the spec: ([^.]+)\.|, and (\S+) is free now\.)")
 
 

@@ -147,7 +147,7 @@ def pending_pod(reason: str, message: str = "", name: str = "vllm-a-x1", **more:
     )
 
 
-HANG = "Engine hangs: 3 requests are running, no token since 14:02:10 UTC; /health answers 200. VLLM::Worker_TP1: stopped."
+HANG = "Engine hangs: 3 requests are running, no token since 14:02:10 UTC; /health answers 200. VLLM::Worker_TP1: suspended."
 """What the readiness probe says about an engine that hangs."""
 
 

@@ -40,7 +40,10 @@ CRASHES = {
         "Ready",
         "False",
         "MigUuidNotInteger",
-        ("(MigUuidNotInteger). See condition Crashed.",),
+        (
+            "(MigUuidNotInteger). CUDA_VISIBLE_DEVICES contains a MIG UUID, but",
+            "See condition Crashed. Restarts alone do not help; 8 GPUs stay allocated",
+        ),
     ),
     "a crash stays in force while the next start runs": Situation(
         o.observe(o.starting_pod(restarts=1, last=o.terminated()), states={X1: crashed_state()}), "Crashed", "True", "MigUuidNotInteger"
@@ -165,7 +168,10 @@ CRASHES = {
         "Ready",
         "False",
         "Unschedulable",
-        ("0/3 nodes are available: 3 cannot allocate all claims. Each replica needs 8 GPUs", "Scale something down or add a node."),
+        (
+            "0/3 nodes are available: 3 cannot allocate all claims. It starts by itself when a node that it may use has 8 GPUs free",
+            "Scale something down or add a node.",
+        ),
     ),
     "a node without room": Situation(
         o.observe(o.pod(phase="Failed", reason="OutOfnvidia.com/gpu", message="requested: 1, used: 8, capacity: 8")),

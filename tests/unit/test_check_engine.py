@@ -97,7 +97,7 @@ def test_a_hang_is_reported_with_its_evidence(server: Server, folder: str, engin
     engine.send_signal(signal.SIGSTOP)
     state, said = check_engine.check(silent(90, server), server.url, folder, "/nowhere")
     assert said.startswith("Engine hangs: 1 request is running, no token since ")
-    assert said.endswith(" UTC; /health answers 200. VLLM::EngineCore: stopped.")
+    assert said.endswith(" UTC; /health answers 200. VLLM::EngineCore: suspended.")
     (kept,) = Path(folder).iterdir()
     assert {path.name for path in kept.iterdir()} >= {"what.txt", "metrics.txt", "processes.txt"}
     assert (kept / "metrics.txt").read_text() == METRICS
@@ -299,7 +299,7 @@ def test_evidence_of_the_last_hangs_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("processes", "gpus", "expected"),
     [
-        ([("VLLM::EngineCore", "S", 0), ("VLLM::Worker_TP1", "T", 0)], [100, 100], "VLLM::Worker_TP1: stopped."),
+        ([("VLLM::EngineCore", "S", 0), ("VLLM::Worker_TP1", "T", 0)], [100, 100], "VLLM::Worker_TP1: suspended."),
         ([("VLLM::EngineCore", "D", 0)], [], "VLLM::EngineCore: in an uninterruptible wait, for a driver or a disk."),
         (
             [("VLLM::EngineCore", "S", 3), ("VLLM::Worker_TP0", "R", 99), ("VLLM::Worker_TP1", "R", 99)],

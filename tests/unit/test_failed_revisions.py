@@ -78,11 +78,11 @@ async def test_the_last_revision_that_served_runs_again(fate: str) -> None:
 async def test_the_message_says_from_where_to_where_why_and_what_to_do() -> None:
     made = await fail("rejects its command line")
     assert made.message("RolledBack") == (
-        "Revision 2 failed, so the operator went back to revision 1. The engine broke. What to do: mend it. A changed spec is tried at "
-        "once, the same one with `kubectl annotate vllm llama -n default --overwrite vllm-operator.dev/replan=$(date +%s)`. The "
+        "Revision 2 failed, so the operator went back to revision 1. The engine broke. What to do: mend it. A change of the spec is "
+        "rolled out at once. To try the same spec again: `kubectl annotate vllm llama -n default --overwrite vllm-operator.dev/replan=$(date +%s)`. The "
         "spec differs from revision 1 in engine.version 0.20.1 → 0.24.0. All replicas were ready again 1 s after the operator went back."
     )
-    assert made.message("Ready") == "Revision 1 serves, because revision 2 failed. See condition RolledBack."
+    assert made.message("Ready") == "Revision 1 serves, because revision 2, the current spec, failed. See condition RolledBack."
 
 
 async def test_without_a_spare_gpu_it_says_how_long_both_starts_took() -> None:
@@ -120,7 +120,7 @@ async def test_a_first_revision_has_nothing_to_go_back_to() -> None:
     made = Upgrades({OLD: FAULTS["rejects its command line"]})
     await made.create()
     assert made.condition("RolledBack") is None
-    assert "Revision 1 failed, and none before it has served." in made.message("Ready")
+    assert "Revision 1 failed, and it is the first one, so there is none to go back to." in made.message("Ready")
     assert made.events().count("RevisionFailed") == 1
     made.change(engine={"version": NEW})
     await made.wait(600)

@@ -171,7 +171,7 @@ async def test_a_plan_that_has_served_stays_and_the_status_says_how_to_get_what_
     world.fill("h200")
     await world.look_again()
     assert (
-        f"Each replica needs 1 GPU ({H100}), and no node that it may use has 1 free (`kubectl vllm gpus` shows who uses them)."
+        f"It starts by itself when a node that it may use has 1 GPU free ({H100}); `kubectl vllm gpus` shows who uses them."
         in world.bench.message("Ready")
     )
     assert world.bench.plan_verdict().reason == "Planned"
@@ -237,7 +237,7 @@ async def test_a_spec_that_names_the_gpu_stays_and_the_status_lists_what_it_does
     assert world.product() == H100
     message = world.bench.message("Ready")
     assert (
-        f"Each replica needs 1 GPU ({H100}), and no node that it may use has 1 free (`kubectl vllm gpus` shows who uses them). "
+        f"It starts by itself when a node that it may use has 1 GPU free ({H100}); `kubectl vllm gpus` shows who uses them. "
         f"Free now, but not allowed by the spec: {H200}." in message
     )
     assert "or allow other GPUs in spec.accelerator." in message

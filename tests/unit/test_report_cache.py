@@ -60,7 +60,10 @@ CASES = {
     "the storage class does not exist": Case(
         unbound(about_claim("ProvisioningFailed", 'storageclass.storage.k8s.io "fsat" not found'), storage_class="fsat"),
         "StorageClassMissing",
-        ("StorageClass fsat of PersistentVolumeClaim vllm-a-cache does not exist", "spec.cache.volume.storageClassName"),
+        (
+            "PersistentVolumeClaim vllm-a-cache gets no volume, because StorageClass fsat does not exist",
+            "spec.cache.volume.storageClassName",
+        ),
         "StorageClassMissing",
     ),
     "the provisioner fails": Case(
@@ -257,7 +260,7 @@ def test_a_count_that_has_fallen_silent_leaves_the_time_left_to_what_is_known_of
     startup = written.status.startup
     assert startup is not None
     assert (startup.completed, startup.total, startup.eta_seconds) == (45, 51, 230)
-    assert f"this stage took 4 min 50 s {MEASURED}" in ready_message(written)
+    assert f"I{MEASURED[1:]}, this stage took 4 min 50 s." in ready_message(written)
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ SITUATIONS = {
         o.observe(o.starting_pod(), states={X1: COMPILING}), "Ready", "False", "Starting", ("1436/1735",)
     ),
     "silent compilation is said to be inferred": Situation(
-        o.observe(o.starting_pod(), states={X1: SILENT}), "Ready", "False", "Starting", ("no log line since 14:07:50 UTC",)
+        o.observe(o.starting_pod(), states={X1: SILENT}), "Ready", "False", "Starting", ("has logged nothing since 14:07:50 UTC",)
     ),
     "no log yet": Situation(o.observe(o.starting_pod()), "Ready", "False", "Starting", ("starting the engine process",)),
     "a start without a sign of life": Situation(
@@ -124,14 +124,14 @@ SITUATIONS = {
         "Ready",
         "False",
         "Evicted",
-        ("Pod vllm-a-x0 failed (Evicted). See condition Crashed.",),
+        ("Pod vllm-a-x0 failed (Evicted). Node gpu-node-1 evicted it. See condition Crashed.",),
     ),
     "no node has room for the last replica": Situation(
         o.observe(o.unschedulable_pod(), *(o.ready_pod(f"vllm-a-x{n}") for n in (2, 3)), replicas=3),
         "Ready",
         "False",
         "Unschedulable",
-        ("2 of 3 replicas are ready. No node fits", "Scale something down, add a node, or lower spec.replicas to 2."),
+        ("2 of 3 replicas are ready. Pod vllm-a-x1 waits for a node", "Scale something down, add a node, or lower spec.replicas to 2."),
     ),
     "no node has room for the Pod that replaces one": Situation(
         o.observe(o.unschedulable_pod(), o.ready_pod("vllm-a-x2")),
@@ -166,7 +166,7 @@ SITUATIONS = {
         "False",
         "Unschedulable",
         (
-            "(NVIDIA-H200), and no node that it may use has 8 free (`kubectl vllm gpus` shows who uses them). As soon as another GPU that "
+            "has 8 GPUs free (NVIDIA-H200); `kubectl vllm gpus` shows who uses them. As soon as another GPU that "
             "fits is free, the operator takes it. Scale something down or add a node.",
         ),
     ),
@@ -181,7 +181,7 @@ SITUATIONS = {
         "Ready",
         "False",
         "Unschedulable",
-        ("shows who uses them). Free now, but not allowed by the spec: NVIDIA-B200. Scale something down, add a node, or allow",),
+        ("shows who uses them. Free now, but not allowed by the spec: NVIDIA-B200. Scale something down, add a node, or allow",),
     ),
     "no node takes the Pod for its taint": Situation(
         o.observe(o.unschedulable_pod(message="0/1 nodes are available: 1 node(s) had untolerated taint(s).")),
@@ -370,7 +370,12 @@ SITUATIONS = {
             (f": {cause}. {advice}",),
         )
         for reason, before, cause, advice in (
-            ("ErrImagePull", "rpc error: code = NotFound desc = ", f"{IMAGE}: not found", "The registry has no such image or tag."),
+            (
+                "ErrImagePull",
+                "rpc error: code = NotFound desc = ",
+                f"{IMAGE}: not found",
+                "The registry has no such image or tag, or hides it from those without credentials.",
+            ),
             (
                 "ImagePullBackOff",
                 f'Back-off pulling image "{IMAGE}": ErrImagePull: ',

@@ -44,7 +44,7 @@ def test_the_start_is_that_of_the_slowest_node() -> None:
     assert told.status.startup.pod == FOLLOWER
     assert [pod.name for pod in told.status.startup.pods or ()] == [LEADER]
     assert (
-        "It is rank 1 of 2, on node node-b. The others wait for it. At 14:18 UTC they give up, and all Pods of this replica start again."
+        "The Pod is rank 1 of 2, on node node-b. The others wait for the Pod. At 14:18 UTC they give up, and all Pods of this replica start again."
         in said(told, READY)
     )
     assert (told.status.replicas, told.status.ready_replicas) == (1, 0)
@@ -280,7 +280,7 @@ def test_stalled_starts_of_a_group_are_restarted_as_often_as_the_spec_allows() -
 @pytest.mark.parametrize(
     ("on_hang", "next_step"),
     [
-        ("Restart", "The engine is stopped 75 s after the hang was noticed, so that all Pods of its replica are created again"),
+        ("Restart", "75 s after the hang was noticed, the engine is killed, and all Pods of its replica are created again"),
         ("Report", f"To restart all Pods of its replica: `kubectl delete pod {LEADER} -n "),
     ],
 )
@@ -290,7 +290,7 @@ def test_a_leader_that_hangs_is_a_hang_of_the_replica(on_hang: str, next_step: s
 
     assert said(told, HUNG).startswith(f"The engine of Pod {LEADER} hangs")
     assert next_step in said(told, HUNG)
-    assert "It is rank 0 of 2, on node node-a." in said(told, HUNG)
+    assert "The Pod is rank 0 of 2, on node node-a." in said(told, HUNG)
     assert said(told, CRASHED) == ""
     assert told.status.ready_replicas == 0
 

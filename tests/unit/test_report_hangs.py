@@ -35,7 +35,7 @@ def test_a_hang_is_a_condition_with_its_numbers(type: str) -> None:
 @pytest.mark.parametrize(
     ("on_hang", "expected"),
     [
-        ("Restart", "The engine is stopped 75 s after the hang was noticed"),
+        ("Restart", "75 s after the hang was noticed, the engine is killed, and the container restarts"),
         ("Report", "To restart it: `kubectl delete pod vllm-a-x1 -n models`."),
         (None, "`kubectl delete pod vllm-a-x1 -n models`."),
     ],
@@ -99,6 +99,6 @@ def test_a_restart_because_of_a_hang_is_a_crash_that_says_so() -> None:
     assert "with exit code 0" in told.message
     assert (crash.signature, crash.restarts, crash.exit_code) == ("EngineHung", 2, None), "the condition has the exit code"
     assert SAID in (crash.cause or "")
-    assert "VLLM::Worker_TP1: stopped" in (crash.cause or "")
+    assert "VLLM::Worker_TP1: suspended" in (crash.cause or "")
     assert crash.excerpt
     assert "EngineHung" in [each.reason for each in written.events]

@@ -162,7 +162,6 @@ ENDED = {
     "message": "The node was low on resource: ephemeral-storage. Threshold quantity: 12Gi, available: 8Gi. Container vllm was using 34Gi.",
     "limit": " (3 h)",
     "deadline": " (now 10800)",
-    "took": " after 3 h",
     "stage": ", in stage WeightLoad",
 }
 
@@ -232,8 +231,8 @@ def test_a_long_message_loses_words_of_its_cause_and_not_its_remedy() -> None:
 
 
 CLUSTER_SCOPED = ("node", "nodes", "storageclass")
-WITHOUT_AN_OBJECT = ("apply", "gpus", "catalog")
-"""Verbs that get a file, which has the namespace, or are about the whole cluster."""
+WITHOUT_AN_OBJECT = ("apply", "drain", "gpus", "catalog")
+"""Verbs that get a file, which has the namespace, or a node, or are about the whole cluster."""
 COMMAND = re.compile(r"kubectl (?:vllm )?(\w+) ?((?:\{\{.*?\}\}|\{\w+\}|[-\w/=.+]| (?!and |for |from |if |in |of |or |to ))*)")
 
 

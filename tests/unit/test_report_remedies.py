@@ -42,8 +42,8 @@ def test_a_suggestion_is_said_with_where_its_command_is() -> None:
     assert written.status.remediation is None
     assert "What to do: Lower --max-model-len to at most 5568. The command is in status.lastCrash.command." in message(written, "Crashed")
     assert message(written, "Ready") == (
-        "Pod vllm-a-x1 crashed (MaxModelLenExceedsKvCache). See condition Crashed. Kubernetes starts it again, and it keeps 8 GPUs "
-        "meanwhile. If others need them: `kubectl scale vllm vllm-a -n models --replicas 0`, which deletes the Pod and its log."
+        "Pod vllm-a-x1 crashed (MaxModelLenExceedsKvCache). A request of --max-model-len 131072 tokens does not fit in the KV cache. "
+        "See condition Crashed. Restarts alone do not help; 8 GPUs stay allocated meanwhile."
     )
     assert told(written) == [("Warning", "MaxModelLenExceedsKvCache")]
 

@@ -139,7 +139,7 @@ async def test_events_of_an_earlier_object_are_left_out() -> None:
 
 def test_an_estimate_goes_down_with_the_time() -> None:
     startup = {"completed": 1, "total": 4, "etaSeconds": 60, "updateTime": "2026-11-23T04:59:40Z"}
-    assert plain([tuple(stage_bar(startup, NOW))]) == "██████░░░░░░░░░░░░░░░░░░ 1/4  about 40 s left"
+    assert plain([tuple(stage_bar(startup, NOW))]) == "██████░░░░░░░░░░░░░░░░░░ 1/4  about 40 s left in this step"
     assert "left" not in plain([tuple(stage_bar({**startup, "etaSeconds": 10}, NOW))])
     by_time = {"etaSeconds": 30, "updateTime": "2026-11-23T05:00:00Z", "stageSince": "2026-11-23T04:59:30Z"}
     assert plain([tuple(stage_bar(by_time, NOW))]).startswith("████████████░")

@@ -102,7 +102,7 @@ def notice_of_absence(renewed: datetime | None, now: datetime, *, width: int) ->
 EVENTS_SHOWN = 5
 _LABEL = 12
 _COMMAND_IN_STATUS = re.compile(r" The command is in status\.\w+\.command\.")
-_ESTIMATE = re.compile(r", about [^,.]{1,40} left(?=\.$)")
+_ESTIMATE = re.compile(r", about [^,.]{1,40} left in this step(?=\.$)")
 """The remaining time as of the status. The bar shows the current one."""
 _PARTS = re.compile(r"(?<=[.)]) (?=Note: |Backends: )")
 """Boundaries between the parts of what is said about the plan."""
@@ -112,9 +112,9 @@ _SEE_CRASHED = " See condition Crashed. "
 """What comes after it in the message of Ready is not in the condition Crashed."""
 _CACHES = {
     "Cold": "the next start compiles everything",
-    "Compiling": "a Pod compiles them",
-    "Filled": "a Pod has served with them, so the next start should load them",
-    "Warm": "the next start loads them",
+    "Compiling": "a Pod compiles kernels",
+    "Filled": "a Pod has served with them, so the next start should load the compiled kernels",
+    "Warm": "the next start loads the compiled kernels",
     "Quarantined": "they are damaged, so the next start compiles again",
 }
 """What the states of caches mean."""
@@ -224,7 +224,7 @@ class _StatusPage:
         said = (f"{name}{self._since_crash()}.", f"{what}." if why else "", self._message(READY).partition(_SEE_CRASHED)[2])
         self._add("Crash", " ".join(filter(None, said)), Style.RED)
         self._add("Cause", text(self.last, "cause") or why or cause)
-        self._add("What to do", text(self.last, "remedy") or remedy, Style.BOLD)
+        self._add("What to do", text(self.last, "remedy") if "…" in remedy else remedy or text(self.last, "remedy"), Style.BOLD)
         self._add_command()
         self._add_link(CRASHED)
         self._add("Log", clean(text(self.last, "excerpt")), Style.DIM)
@@ -309,7 +309,7 @@ def stage_bar(startup: Manifest, now: datetime) -> list[Span]:
     """Return the bar of the current stage with its count and estimate, based on time if the engine does not count."""
     completed, total = integer(startup, "completed"), integer(startup, "total")
     left = _seconds_left(startup, now)
-    estimate = Span(f"  about {duration(left)} left" if left is not None else "", Style.DIM)
+    estimate = Span(f"  about {duration(left)} left in this step" if left is not None else "", Style.DIM)
     if completed is not None and total:
         return [*bar(completed, total), Span(f" {completed}/{total}"), estimate]
     elapsed = (now - (moment(startup, "stageSince") or now)).total_seconds()
@@ -331,7 +331,7 @@ def _name(resource: Manifest) -> tuple[str, str]:
     return text(resource, "metadata", "namespace"), text(resource, "metadata", "name")
 
 
-TOP_HEADER = ("NAMESPACE", "NAME", "STATUS", "READY", "GPU", "STAGE", "PROGRESS", "LEFT", "CACHE", "AGE")
+TOP_HEADER = ("NAMESPACE", "NAME", "STATUS", "READY", "GPU", "STAGE", "PROGRESS", "STEP LEFT", "CACHE", "AGE")
 _SEVERITIES = {"failed": Style.RED, "not ready": Style.YELLOW, "serving with a problem": Style.YELLOW, "ready": Style.GREEN}
 _BAR_SCALE = 3
 """Factor by which bars are shorter than the bars of `kubectl vllm status`."""

@@ -45,6 +45,7 @@ _FILTERS = {
     "count": wording.count,
     "quote": lambda text, limit=200: clean(text, limit),
     "sentence": sentence,
+    "first": lambda text: clean(text.partition(". ")[0], 250),
     "scheduler": lambda text: _PREEMPTION.split(text, maxsplit=1)[0],
     "pull": lambda text: _PULLING.sub("", text),  # the cause comes last, after nested prefixes
     "refusal": lambda text: _FORBIDDEN_POD.sub("", text),  # the name of a refused Pod differs in each attempt
@@ -280,7 +281,6 @@ def match_pod(rules: TerminationRules, view: PodView) -> Crash:
 def _crash(rule: TerminationRule, pod: PodView, ended: Termination | None, stage: str = "") -> Crash:
     probe = reading.mapping(reading.named(pod.manifest, CONTAINER, "spec", "containers", key="name"), "startupProbe")
     limit = (reading.integer(probe, "failureThreshold") or 0) * (reading.integer(probe, "periodSeconds") or 0)
-    ran = ended.finished_at - ended.started_at if ended is not None and ended.finished_at and ended.started_at else None
     values = {
         "said": clean(ended.message.removeprefix(rule.message), 600) if ended is not None else "",
         "pod": pod.name,
@@ -290,7 +290,6 @@ def _crash(rule: TerminationRule, pod: PodView, ended: Termination | None, stage
         "message": clean(pod.message, 250),
         "limit": f" ({wording.duration(limit)})" if limit else "",
         "deadline": f" (now {limit})" if limit else "",
-        "took": f" after {wording.duration(ran.total_seconds())}" if ran is not None else "",
         "stage": f", in stage {stage}" if stage else "",
     }
     # The values are untrusted: insert them, never parse them as a template.

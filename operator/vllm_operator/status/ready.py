@@ -19,6 +19,7 @@ from vllm_operator.status.crashes import Crashes, reason_of
 from vllm_operator.status.observation import ObjectProblem, Observation
 from vllm_operator.status.planned import VERDICT_LIMIT
 from vllm_operator.status.progressing import partly, pod_text
+from vllm_operator.status.reaction import is_permanent
 from vllm_operator.status.remedies import in_words, is_mere_suggestion
 from vllm_operator.status.rollback import describe_failed
 from vllm_operator.text import wording
@@ -131,10 +132,9 @@ def _crash_in_short(observed: Observation, crashes: Crashes) -> str:
     crash = chosen.status if chosen is not None else _known_before(crashes) if crashes.in_force else crashes.last
     if crash is None:
         return observed.messages.say("ready.ended", pod=crashes.in_force[0].view)
-    plan, metadata = observed.outcome.plan, observed.resource.metadata
-    unit = plan.device if plan is not None else "GPU"
-    facts: dict[str, Any] = {"taken": _kept_devices(observed, crashes), "unit": unit, "metadata": metadata}
-    return observed.messages.say("ready.crashed", crash=crash, serving=observed.serving, wanted=observed.wanted, **facts)
+    plan, signature = observed.outcome.plan, observed.knowledge.signatures.get(crash.signature)
+    unit, is_final = plan.device if plan is not None else "GPU", signature is not None and is_permanent(signature)
+    return observed.messages.say("ready.crashed", crash=crash, taken=_kept_devices(observed, crashes), unit=unit, is_permanent=is_final)
 
 
 def _kept_devices(observed: Observation, crashes: Crashes) -> int:
@@ -236,7 +236,8 @@ def _fit_crash(observed: Observation, facts: dict[str, Any]) -> str:
     for least, said in ((whole, {"names_fields": True}), (whole, {}), (100, bare)):
         text = observed.messages.say("crash.one", limit=8 * wording.MESSAGE_LIMIT, **facts | said)
         if (room := whole + wording.MESSAGE_LIMIT - len(text)) >= min(least, whole):
-            return observed.messages.say("crash.one", **facts | said | {"cause": wording.shorten(facts["cause"], room)})
+            cause = wording.whole_sentences(facts["cause"], room, at_least=30)
+            return observed.messages.say("crash.one", **facts | said | {"cause": cause})
     return observed.messages.fit("crash.one", shrink=("cause", "remedy", "done"), **facts | bare)
 
 

@@ -29,6 +29,7 @@ from vllm_operator.api.conditions import ROLLED_BACK, TRUE, Reason, Verdict, fin
 from vllm_operator.api.labels import SERVED_ANNOTATION
 from vllm_operator.api.operation import RolloutSpec
 from vllm_operator.api.reading import Manifest
+from vllm_operator.api.resource import rolls
 from vllm_operator.api.status import RemediationStatus, RollbackStatus
 from vllm_operator.caches.rollout import MAX_RESTARTS
 from vllm_operator.pods.view import Phase
@@ -168,12 +169,12 @@ def rolled_back(observed: Observation, rollback: RollbackStatus | None, failure:
     if rollback is None or rollback.revision is None:
         return None
     before, messages = find_condition(observed.previous.conditions, ROLLED_BACK), observed.messages
-    facts: dict[str, Any] = {"rollback": rollback, "metadata": observed.resource.metadata}
+    facts: dict[str, Any] = {"rollback": rollback, "metadata": observed.resource.metadata, "stops": not rolls(observed.deployment)}
     if failure is None and before is not None:
         text = without_link(before.message)
     else:
         why, remedy = (failure.why, failure.remedy or "") if failure is not None else ("", "")
-        text = messages.fit("rollback.done", shrink=("why", "remedy"), why=why, remedy=remedy, **facts)
+        text = messages.fit("rollback.done", shrink=("why", "remedy"), limit=650, why=why, remedy=remedy, **facts)
     for name in ("rollback.changes", "rollback.back"):
         more = messages.say(name, changes=observed.resource.rolled_back_changes, **facts)
         text = text if more in text else f"{text} {more}"

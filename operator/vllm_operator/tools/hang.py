@@ -156,7 +156,7 @@ def read_gpus() -> list[int]:
 
 def explain(processes: list[Process], gpus: list[int]) -> str:
     """Say which processes seem to hang, from what they and the GPUs do. A process that waits for a GPU may use a CPU or not."""
-    for states, what in (("Tt", "stopped"), ("D", "in an uninterruptible wait, for a driver or a disk"), ("Z", "dead")):
+    for states, what in (("Tt", "suspended"), ("D", "in an uninterruptible wait, for a driver or a disk"), ("Z", "dead")):
         if names := [each.title for each in processes if each.state in states]:
             return f"{', '.join(names)}: {what}."
     if not processes:
