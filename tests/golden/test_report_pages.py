@@ -36,7 +36,7 @@ CRD = custom_resource_definition()
 DOCS = Path(__file__).parents[2] / "docs" / "operations.md"
 HEALTH_CHECK = DOCS.read_text("utf-8").split("```lua\n")[1].split("```")[0]
 NOT_DIVISIBLE = (
-    "vLLM cannot divide meta-llama/Llama-3.1-8B by the parallel sizes of a replica: 32 attention heads cannot be divided by 3. Set "
+    "vLLM cannot split meta-llama/Llama-3.1-8B over the GPUs of a replica: 32 attention heads cannot be divided by 3. Set "
     "spec.parallelism.tensor to 1, 2, 4 or 8. To let the operator choose, remove spec.parallelism and spec.accelerator.count. To start it "
     'anyway, set the annotation vllm-operator.dev/allow-unsupported to "true". It may then crash and keep its GPUs.'
 )

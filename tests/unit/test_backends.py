@@ -92,7 +92,9 @@ def test_a_refused_combination_is_planned_and_noted_if_the_user_insists() -> Non
     engine = {"env": [{"name": "CUDA_VISIBLE_DEVICES", "value": "MIG-377e0049"}]}
     decision = decide(LLAMA, "0.20.1", "sm_90", engine=engine, allow_unsupported=True)
     assert decision.refusal is None
-    assert notes_of(decision)[0].startswith("Known to fail, started because of the annotation vllm-operator.dev/allow-unsupported:")
+    assert notes_of(decision)[0].startswith(
+        "known to fail with this spec, which was started because of the annotation vllm-operator.dev/allow-unsupported:"
+    )
 
 
 def test_models_without_expert_groups_avoid_the_kernel_that_dies_of_them() -> None:

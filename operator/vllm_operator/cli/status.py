@@ -102,7 +102,7 @@ def notice_of_absence(renewed: datetime | None, now: datetime, *, width: int) ->
 EVENTS_SHOWN = 5
 _LABEL = 12
 _COMMAND_IN_STATUS = re.compile(r" The command is in status\.\w+\.command\.")
-_ESTIMATE = re.compile(r", about [^,.]{1,40} left in this step(?=\.$)")
+_ESTIMATE = re.compile(r", about [^,.]{1,40} left(?: in this step)?(?=\.$)")
 """The remaining time as of the status. The bar shows the current one."""
 _PARTS = re.compile(r"(?<=[.)]) (?=Note: |Backends: )")
 """Boundaries between the parts of what is said about the plan."""
@@ -114,7 +114,7 @@ _CACHES = {
     "Cold": "the next start compiles everything",
     "Compiling": "a Pod compiles kernels",
     "Filled": "a Pod has served with them, so the next start should load the compiled kernels",
-    "Warm": "the next start loads the compiled kernels",
+    "Warm": "the next start loads compiled kernels",
     "Quarantined": "they are damaged, so the next start compiles again",
 }
 """What the states of caches mean."""
