@@ -64,7 +64,7 @@ async def test_a_start_over_two_nodes_names_the_slowest_rank(
     waits = problem(await cluster.wait_for("VLLMDeployment", "llama", is_told, within=90))
     ranks = {await node_of(cluster, pod): (rank, pod) for rank, pod in enumerate((LEADER, FOLLOWER))}
     rank, pod = ranks[SECOND]
-    assert f"It is rank {rank} of 2, on node {SECOND}." in waits
+    assert f"The Pod is rank {rank} of 2, on node {SECOND}." in waits
     assert late in waits
     assert pod in await kubectl.run("describe", "vllm", "llama")
     environment.load_image(late, environment.second)

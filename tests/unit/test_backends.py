@@ -93,7 +93,7 @@ def test_a_refused_combination_is_planned_and_noted_if_the_user_insists() -> Non
     decision = decide(LLAMA, "0.20.1", "sm_90", engine=engine, allow_unsupported=True)
     assert decision.refusal is None
     assert notes_of(decision)[0].startswith(
-        "known to fail with this spec, which was started because of the annotation vllm-operator.dev/allow-unsupported:"
+        "vLLM is known to fail with this spec, which was started because of the annotation vllm-operator.dev/allow-unsupported:"
     )
 
 

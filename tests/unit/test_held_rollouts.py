@@ -67,9 +67,8 @@ async def test_a_rollout_without_room_leaves_the_serving_pod_alone_and_begins_wh
     assert (ready.status, ready.reason) == ("False", "RolloutHeld")
     assert ready.message == (
         "The rollout has not begun: 1 new Pod needs 1 NVIDIA H200 141GB (sm_90), and none is free for it. 1 replica keeps serving the "
-        "previous spec. The rollout begins by itself when there is room. To begin it now, set spec.rollout.onUnschedulable to "
-        "Proceed: serving "
-        "Pods stop, and the new ones wait for GPUs."
+        "previous spec. The rollout begins by itself when there is room (`kubectl vllm gpus`). To cancel it, undo the change of the spec. "
+        "spec.rollout.onUnschedulable: Proceed begins it now, but then serving Pods stop before there are GPUs for new ones."
     )
     assert events(bench, "RolloutHeld") == [bench.message("Ready")]
     assert bench.status().ready_replicas == 1

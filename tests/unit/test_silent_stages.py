@@ -11,7 +11,10 @@ SILENT_900 = StartupState(stage=Stage.KERNEL_WARMUP, stage_since=o.at(0), last_l
 """Kernels are being warmed up, which may be silent for 900 s."""
 
 
-@pytest.mark.parametrize(("allowed", "seconds", "said"), [(300, 899, ""), (300, 900, "limit: 15 min)"), (1200, 1200, "limit: 20 min)")])
+@pytest.mark.parametrize(
+    ("allowed", "seconds", "said"),
+    [(300, 899, ""), (300, 900, "the 15 min that this stage may take"), (1200, 1200, "the 20 min that this stage may take")],
+)
 def test_the_longer_of_two_limits_counts(allowed: int, seconds: int, said: str) -> None:
     spec = {"startup": {"stallTimeoutSeconds": allowed}}
     seen = o.observe(o.starting_pod(since=0), states={X1: SILENT_900}, spec=spec, now=o.at(seconds))
