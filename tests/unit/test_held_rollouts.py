@@ -332,7 +332,8 @@ async def test_a_rolling_update_does_not_leave_the_node_of_the_volume(bench: Ben
         "The rollout has not begun: the new Pods need NVIDIA H200 141GB (sm_90), which node h100 does not have. PersistentVolumeClaim "
         "llama-cache can be mounted on one node only (ReadWriteOnce), and the serving Pods use it there. 2 replicas keep serving "
         "the previous "
-        "spec. To move, set spec.rollout.strategy to Recreate: all replicas stop before new ones start. Or use a ReadWriteMany PVC."
+        "spec. To move, set spec.rollout.strategy to Recreate: all replicas stop before new ones start, so nothing serves meanwhile. "
+        "Or use a ReadWriteMany PVC."
     )
     await fleet.change(rollout={"strategy": "Recreate"})
     assert product(fleet) == "NVIDIA-H200"
