@@ -117,14 +117,12 @@ def conditions_reference() -> str:
     reasons = ((type, f"`{getattr(conditions.Reason, name)}`", text) for name, text, type in documented)
     lines = [
         OF_TYPES + "# Conditions\n",
-        "`kubectl describe vllm NAME` shows the conditions in this order. `Ready` is the summary: while not everything that the spec asks "
-        "for is in effect, it has the reason and the problem, or names the condition that says more. `Available` tells whether requests "
-        "are served. A message states the situation, then what you can do.\n",
+        "`kubectl describe vllm NAME` shows the conditions in this order. `Ready` is the summary: it has the reason, or names the "
+        "condition that says more. A message states the situation, then what you can do.\n",
         "Each condition has the `observedGeneration` that it is about, so `kubectl wait --for=condition=TYPE` waits until the operator has "
-        "seen a change of the spec. A condition that is normally True is set on every object, or while the spec asks for what it is about. "
-        "A condition that is True when something is wrong or unusual is set only then.\n",
+        "seen a change of the spec.\n",
         *table("condition | normally | set | True means", ((f"`{type}`", *_polarity(type), meaning[type]) for type in conditions.ORDER)),
-        "\nReasons, by condition:\n",
+        "\nReasons, by condition, and for `Ready` by what happens:\n",
         *table("condition | reason | meaning", reasons),
         "\nThe reason of `Crashed`, and then of `Ready`, can also be the name of a known crash, for example `MigUuidNotInteger`. "
         "The message then has the cause, the remedy and the reference.\n",
