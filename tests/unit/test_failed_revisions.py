@@ -79,7 +79,8 @@ async def test_the_message_says_from_where_to_where_why_and_what_to_do() -> None
     made = await fail("rejects its command line")
     assert made.message("RolledBack") == (
         "Revision 2 failed, so the operator went back to revision 1. The engine broke. What to do: mend it. A change of the spec is "
-        "rolled out at once. To try the same spec again: `kubectl annotate vllm llama -n default --overwrite vllm-operator.dev/replan=$(date +%s)`. The "
+        "rolled out at once. To try the same spec again: "
+        "`kubectl annotate vllm llama -n default --overwrite vllm-operator.dev/replan=$(date +%s)`. The "
         "spec differs from revision 1 in engine.version 0.20.1 → 0.24.0. All replicas were ready again 1 s after the operator went back."
     )
     assert made.message("Ready") == "Revision 1 serves, because revision 2, the current spec, failed. See condition RolledBack."

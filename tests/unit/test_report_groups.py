@@ -44,8 +44,8 @@ def test_the_start_is_that_of_the_slowest_node() -> None:
     assert told.status.startup.pod == FOLLOWER
     assert [pod.name for pod in told.status.startup.pods or ()] == [LEADER]
     assert (
-        "The Pod is rank 1 of 2, on node node-b. The others wait for the Pod. At 14:18 UTC they give up, and all Pods of this replica start again."
-        in said(told, READY)
+        "The Pod is rank 1 of 2, on node node-b. The others wait for the Pod. "
+        "At 14:18 UTC they give up, and all Pods of this replica start again." in said(told, READY)
     )
     assert (told.status.replicas, told.status.ready_replicas) == (1, 0)
 
