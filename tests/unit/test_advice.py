@@ -3,18 +3,18 @@
 import pytest
 
 from vllm_operator.inventory.pools import Taint
-from vllm_operator.status.progressing import Obstacle, refusal_advice, unschedulable_advice
+from vllm_operator.status.progressing import UntoleratedTaints, refusal_advice, unschedulable_advice
 
 TAINTED = "0/3 nodes are available: 1 Insufficient nvidia.com/gpu, 2 node(s) had untolerated taint(s)."
 ELSEWHERE = "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector."
 
 
-def tainted(key: str) -> Obstacle:
-    return Obstacle("gpu-1", 1, (Taint(key, "", "NoSchedule"),))
+def tainted(key: str) -> UntoleratedTaints:
+    return UntoleratedTaints("gpu-1", 1, (Taint(key, "", "NoSchedule"),))
 
 
 @pytest.mark.parametrize(
-    ("message", "obstacle", "has_other_plan", "advice"),
+    ("message", "untolerated", "has_other_plan", "advice"),
     [
         pytest.param(TAINTED, tainted("node.kubernetes.io/disk-pressure"), False, "taint_passing", id="an unhealthy node"),
         pytest.param(TAINTED, tainted("nvidia.com/gpu"), False, "taint_usually_tolerated", id="the taint of GPU nodes"),
@@ -32,8 +32,8 @@ def tainted(key: str) -> Obstacle:
         pytest.param(ELSEWHERE, None, False, "anything", id="something else"),
     ],
 )
-def test_a_pod_that_no_node_fits(message: str, obstacle: Obstacle | None, has_other_plan: bool, advice: str) -> None:
-    assert unschedulable_advice(message, obstacle, has_other_plan=has_other_plan) == f"unschedulable.{advice}"
+def test_a_pod_that_no_node_fits(message: str, untolerated: UntoleratedTaints | None, has_other_plan: bool, advice: str) -> None:
+    assert unschedulable_advice(message, untolerated, has_other_plan=has_other_plan) == f"unschedulable.{advice}"
 
 
 @pytest.mark.parametrize(

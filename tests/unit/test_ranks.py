@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.logs.ranks import GroupDiagnosis, GroupStanding, Rank, diagnose_ranks
+from vllm_operator.logs.ranks import GroupDiagnosis, GroupState, Rank, diagnose_ranks
 from vllm_operator.logs.state import Crash, MeasuredMemory, Membership, Progress, Stage, StartupState
 
 KNOWLEDGE = load_startup()
@@ -36,55 +36,55 @@ def found(*ranks: Rank) -> GroupDiagnosis:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "standing", "rank", "signature"),
+    ("ranks", "state", "rank", "signature"),
     [
-        pytest.param([Rank(number=0, state=WAITS)], GroupStanding.WAITING, 1, "RankMissing", id="the follower never comes"),
-        pytest.param([Rank(number=1, state=ALSO_WAITS)], GroupStanding.WAITING, 0, "RankMissing", id="the leader never comes"),
+        pytest.param([Rank(number=0, state=WAITS)], GroupState.WAITING, 1, "RankMissing", id="the follower never comes"),
+        pytest.param([Rank(number=1, state=ALSO_WAITS)], GroupState.WAITING, 0, "RankMissing", id="the leader never comes"),
         pytest.param(
             [Rank(number=0, state=WAITS), Rank(number=1, state=ALSO_WAITS)],
-            GroupStanding.WAITING,
+            GroupState.WAITING,
             None,
             "RankMissing",
             id="both run and do not reach each other",
         ),
         pytest.param(
             [Rank(number=0, state=replace(WAITS, obstacle=crash("LeaderNameNotFound"))), Rank(number=1, state=ALSO_WAITS)],
-            GroupStanding.WAITING,
+            GroupState.WAITING,
             None,
             "LeaderNameNotFound",
             id="the name of the leader does not resolve",
         ),
         pytest.param(
             [Rank(number=0, state=WAITS), Rank(number=1, crash=crash("HfRepoNotFound"))],
-            GroupStanding.CRASHED,
+            GroupState.CRASHED,
             1,
             "HfRepoNotFound",
             id="the follower has failed and the leader waits",
         ),
         pytest.param(
             [Rank(number=0, state=LOADS, crash=LOST_PEER), Rank(number=1, state=LOADED, crash=OUT_OF_MEMORY)],
-            GroupStanding.CRASHED,
+            GroupState.CRASHED,
             1,
             "CudaOutOfMemory",
             id="the leader has lost a follower that had no memory",
         ),
         pytest.param(
             [Rank(number=0, state=LOADS, crash=COLLECTIVE), Rank(number=1, state=LOADED)],
-            GroupStanding.CRASHED,
+            GroupState.CRASHED,
             1,
             "RankLost",
             id="the log of the follower simply ends",
         ),
         pytest.param(
             [Rank(number=0, state=READY), Rank(number=1, state=LOADED, exit_code=0)],
-            GroupStanding.CRASHED,
+            GroupState.CRASHED,
             1,
             "RankLost",
             id="a follower that has ended with exit code 0",
         ),
         pytest.param(
             [Rank(number=0, state=state(Stage.READY, replace(LEADER, is_unanswered=True))), Rank(number=1, state=LOADED)],
-            GroupStanding.CRASHED,
+            GroupState.CRASHED,
             1,
             "RankLost",
             id="a follower that does not answer",
@@ -96,56 +96,56 @@ def found(*ranks: Rank) -> GroupDiagnosis:
                 ),
                 Rank(number=1, state=state(Stage.MEMORY_PROFILING, FOLLOWER, memory=MeasuredMemory(kv_cache_gib=-1.2))),
             ],
-            GroupStanding.CRASHED,
+            GroupState.CRASHED,
             1,
             "NoKvCacheMemory",
             id="the leader reports that the follower has no memory for the KV cache",
         ),
         pytest.param(
             [Rank(number=0, state=state(Stage.MEMORY_PROFILING, memory=MeasuredMemory(kv_cache_gib=22.2)), crash=crash("NoKvCacheMemory"))],
-            GroupStanding.CRASHED,
+            GroupState.CRASHED,
             1,
             "NoKvCacheMemory",
             id="the leader alone reports it, and has memory itself",
         ),
         pytest.param(
             [Rank(number=0, state=READY, crash=crash("SchedulerFailed")), Rank(number=1, state=LOADED, crash=crash("ModelFailed"))],
-            GroupStanding.CRASHED,
+            GroupState.CRASHED,
             1,
             "ModelFailed",
             id="errors of the same second: the leader only notices",
         ),
         pytest.param(
             [Rank(number=0, state=READY, crash=OUT_OF_MEMORY), Rank(number=1, state=LOADED, crash=crash("ModelFailed", 9))],
-            GroupStanding.CRASHED,
+            GroupState.CRASHED,
             0,
             "CudaOutOfMemory",
             id="the first of several errors",
         ),
-        pytest.param([Rank(number=0, state=READY), Rank(number=1, state=LOADED)], GroupStanding.SERVING, None, None, id="it serves"),
+        pytest.param([Rank(number=0, state=READY), Rank(number=1, state=LOADED)], GroupState.SERVING, None, None, id="it serves"),
         pytest.param(
             [
                 Rank(number=0, state=replace(LOADS, progress=Progress(9, 10, "shards"))),
                 Rank(number=1, state=state(Stage.WEIGHT_LOAD, FOLLOWER, progress=Progress(1, 10, "shards"))),
             ],
-            GroupStanding.STARTING,
+            GroupState.STARTING,
             1,
             None,
             id="the slowest node of a start",
         ),
         pytest.param(
             [Rank(number=0, state=WAITS), Rank(number=1, is_blocked=True)],
-            GroupStanding.STARTING,
+            GroupState.STARTING,
             1,
             None,
             id="a node that still pulls its image",
         ),
     ],
 )
-def test_one_root_cause_or_one_slowest_node(ranks: list[Rank], standing: GroupStanding, rank: int | None, signature: str | None) -> None:
+def test_one_root_cause_or_one_slowest_node(ranks: list[Rank], state: GroupState, rank: int | None, signature: str | None) -> None:
     told = found(*ranks)
 
-    assert (told.standing, told.rank) == (standing, rank)
+    assert (told.state, told.rank) == (state, rank)
     assert (told.crash.signature if told.crash is not None else None) == signature
 
 
@@ -175,4 +175,4 @@ def test_when_the_others_give_up() -> None:
 def test_the_number_of_nodes_in_a_log_costs_little() -> None:
     many = Membership(node=999, nodes=10**6, is_waiting=True)
 
-    assert found(Rank(number=999, name="a", state=state(Stage.DISTRIBUTED_INIT, many))).standing is GroupStanding.WAITING
+    assert found(Rank(number=999, name="a", state=state(Stage.DISTRIBUTED_INIT, many))).state is GroupState.WAITING

@@ -26,10 +26,10 @@ from vllm_operator.status.reaction import decide_about_crash
 from vllm_operator.status.remedies import (
     Engine,
     carried_out,
-    current,
     exact_changes,
     patch_command,
     patch_operations,
+    remediation_in_force,
     remedied,
     without_suggestion,
 )
@@ -77,7 +77,7 @@ class Case:
         )
         return Finding(
             view=view,
-            run=self.restarts,
+            restarts=self.restarts,
             time=None,
             in_force=True,
             reportable_at=None,
@@ -111,9 +111,9 @@ def scaled(decided: RemediationStatus) -> VLLMDeployment:
 def test_scaling_undoes_no_remedy_and_starts_what_was_stopped() -> None:
     applied = decide(case(), **auto())
     assert applied.state == "Applied"
-    assert current(scaled(applied)) == applied
-    assert current(scaled(applied.model_copy(update={"state": "Stopped"}))) is None
-    assert current(resource(applied, generation=4)) is None
+    assert remediation_in_force(scaled(applied)) == applied
+    assert remediation_in_force(scaled(applied.model_copy(update={"state": "Stopped"}))) is None
+    assert remediation_in_force(resource(applied, generation=4)) is None
 
 
 def test_a_time_that_somebody_has_edited_by_hand_into_one_that_does_not_exist_stops_nothing() -> None:
@@ -409,7 +409,7 @@ def test_no_sequence_of_crashes_goes_round_in_circles(blows: list[Blow], most: i
             created_at=o.at(created),
         )
         spec = auto(maxAttempts=most) | {"engine": {"args": [{"name": "max-num-seqs", "value": "8"}]}}
-        before = current(resource(status, generation=generation, **spec))
+        before = remediation_in_force(resource(status, generation=generation, **spec))
         status = decide_for(what, resource(status, generation=generation, **spec), plan)
         applied = [remedy.signature for remedy in status.applied]
         assert len(applied) <= most

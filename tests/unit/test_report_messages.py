@@ -22,13 +22,13 @@ from vllm_operator.caches.context import HeldRollout
 from vllm_operator.caches.measurement import Entrant, RaceRecord
 from vllm_operator.catalog.entry import read_data
 from vllm_operator.inventory.pools import Taint
-from vllm_operator.logs.ranks import GroupDiagnosis, GroupStanding
+from vllm_operator.logs.ranks import GroupDiagnosis, GroupState
 from vllm_operator.logs.state import Crash, Stage
 from vllm_operator.planning.outcome import FreeGPUs
 from vllm_operator.status.knowledge import Messages, load_knowledge
 from vllm_operator.status.observation import GroupFacts
-from vllm_operator.status.progressing import Obstacle
-from vllm_operator.status.starts import Estimate
+from vllm_operator.status.progressing import UntoleratedTaints
+from vllm_operator.status.starts import StageEstimate
 from vllm_operator.text import wording
 
 DATA = read_data("messages.yaml")
@@ -52,16 +52,16 @@ FACTS: dict[str, Any] = {
     "since": o.NOW,
     "time": o.NOW,
     "until": o.NOW,
-    "usual": Estimate(35, "with a small model", o.NOW),
+    "usual": StageEstimate(35, "with a small model", o.NOW),
     "change": Change("spec.replicas", "kubectl-edit", o.stamp(0)),
     "held": HeldRollout(needed=2, count=8, device="B200", room=1, most_free=3),
     "free": FreeGPUs(0, ("NVIDIA-B200",), is_open=True, is_better=True),
     "plan": o.plan(weights=PlannedWeights(size_bytes=2**37)),
     "metadata": Metadata(name="vllm-a", namespace="models"),
-    "group": GroupFacts((), 2, 1, GroupDiagnosis(standing=GroupStanding.WAITING, rank=1, crash=o.DEEP_GEMM_CRASH, gives_up_at=o.NOW)),
+    "group": GroupFacts((), 2, 1, GroupDiagnosis(state=GroupState.WAITING, rank=1, crash=o.DEEP_GEMM_CRASH, gives_up_at=o.NOW)),
     "record": RACE,
     "results": [(RACE.entrants[1], None)],
-    "obstacle": Obstacle("gpu-1", 1, (Taint("a", "b", "NoSchedule"),)),
+    "untolerated": UntoleratedTaints("gpu-1", 1, (Taint("a", "b", "NoSchedule"),)),
 }
 NUMBERS = (
     "completed",

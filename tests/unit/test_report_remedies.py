@@ -6,7 +6,7 @@ from typing import Any
 from support import observations as o
 from vllm_operator.logs.state import Crash, Stage, StartupState
 from vllm_operator.status.observation import Observation
-from vllm_operator.status.remedies import current
+from vllm_operator.status.remedies import remediation_in_force
 from vllm_operator.status.report import Report, report
 
 X1 = ("vllm-a-x1", 0)
@@ -64,9 +64,9 @@ def test_a_suggestion_ends_with_the_spec_that_it_is_about() -> None:
     observed = crashed({})
     written = report(observed)
     resource = observed.resource.model_copy(update={"status": written.status})
-    assert current(resource) is not None
+    assert remediation_in_force(resource) is not None
     metadata = resource.metadata.model_copy(update={"generation": resource.metadata.generation + 1})
-    assert current(resource.model_copy(update={"metadata": metadata})) is None
+    assert remediation_in_force(resource.model_copy(update={"metadata": metadata})) is None
 
 
 def test_a_suggestion_about_another_crash_than_the_last_one_names_it() -> None:

@@ -255,10 +255,7 @@ SECTIONS = {
     ),
     "signatures": Section(
         lambda _, knowledge: {each.signature.id: _signature(each) for each in examples(knowledge.signatures)},
-        {
-            "KIND": lambda entry: entry["severity"],
-            "CAUSE": lambda entry: textwrap.shorten(entry["cause"], NARROW, placeholder=" ..."),
-        },
+        {"KIND": lambda entry: entry["severity"], "CAUSE": lambda entry: textwrap.shorten(entry["cause"], NARROW, placeholder=" ...")},
         "Give the name of a crash. Without a name, this command lists all of them.",
     ),
 }

@@ -20,7 +20,7 @@ from vllm_operator.cli.pasted_logs import read_logs, severity
 from vllm_operator.cli.terminal import paragraph
 from vllm_operator.logs.crash import KV_TRANSFERS, STALL, STILL, TOLD_TO_STOP
 from vllm_operator.logs.parser import StartupParser
-from vllm_operator.logs.ranks import GroupDiagnosis, GroupStanding, Rank, diagnose_ranks
+from vllm_operator.logs.ranks import GroupDiagnosis, GroupState, Rank, diagnose_ranks
 from vllm_operator.logs.state import Crash, Progress, Stage, StartupState
 from vllm_operator.text.wording import count
 
@@ -83,8 +83,8 @@ class Group(NamedTuple):
     def is_told_by_one_log(self) -> bool:
         """Whether the only log that was given says everything."""
         (only, *others), found = self.ranks, self.diagnosis
-        is_elsewhere = found.standing is GroupStanding.WAITING or (
-            found.standing is GroupStanding.CRASHED and (found.rank, found.crash) != (only.number, only.crash)
+        is_elsewhere = found.state is GroupState.WAITING or (
+            found.state is GroupState.CRASHED and (found.rank, found.crash) != (only.number, only.crash)
         )
         return not others and not is_elsewhere
 
@@ -149,19 +149,19 @@ def json_of_group(group: Group) -> dict[str, Any]:
         }
         for it in group.ranks
     ]
-    return {"group": {"standing": found.standing.value, "rank": found.rank, "crash": _crash(found.crash), "ranks": ranks}}
+    return {"group": {"standing": found.state.value, "rank": found.rank, "crash": _crash(found.crash), "ranks": ranks}}
 
 
 def _headline(group: Group) -> str:
     found = group.diagnosis
     what = _name(found.crash) if found.crash is not None else ""
     has_served = any(it.stage is Stage.READY for it in group.ranks)
-    match found.standing:
-        case GroupStanding.CRASHED:
+    match found.state:
+        case GroupState.CRASHED:
             return f"Crashed{' while serving' if has_served else ''}: {what}, {group.where(found.rank)}"
-        case GroupStanding.WAITING:
+        case GroupState.WAITING:
             return f"Waiting for {group.where(found.rank)}: {what}" if found.rank is not None else f"Waiting: {what}"
-        case GroupStanding.SERVING:
+        case GroupState.SERVING:
             return "Started: the server is ready"
     return f"Not ready and not crashed: {group.where(found.rank)} has made the least progress"
 
@@ -187,7 +187,7 @@ def root_cause(group: Group, parser: StartupParser) -> tuple[StartupParser, Star
     """Return the log of the rank with the root cause, else `parser`, and its state with this cause."""
     found = group.diagnosis
     parser = group.parsers.get(-1 if found.rank is None else found.rank, parser)
-    return parser, replace(parser.final_state, crash=found.crash if found.standing is GroupStanding.CRASHED else None)
+    return parser, replace(parser.final_state, crash=found.crash if found.state is GroupState.CRASHED else None)
 
 
 def _read(file: str, knowledge: StartupKnowledge, *, several: bool) -> list[tuple[str, StartupParser]]:

@@ -53,7 +53,7 @@ class Rank:
         return (not self.is_blocked, _STAGES[self.stage], counted.completed / counted.total if counted and counted.total else 0.0)
 
 
-class GroupStanding(StrEnum):
+class GroupState(StrEnum):
     """What an engine on several nodes does. Waiting: its start cannot proceed without a node that is missing."""
 
     CRASHED = "Crashed"
@@ -66,7 +66,7 @@ class GroupStanding(StrEnum):
 class GroupDiagnosis:
     """The state of an engine on several nodes."""
 
-    standing: GroupStanding
+    state: GroupState
     rank: int | None  # the node with the root cause, else the one with the least progress; None if unknown
     crash: Crash | None = None  # the root cause, also of waiting
     consequences: tuple[tuple[int, Crash], ...] = ()  # what other nodes report because of it, by rank
@@ -126,7 +126,7 @@ def _lost(everyone: Sequence[Rank], failed: Sequence[tuple[Rank, Crash]], by_id:
 def _going(everyone: Sequence[Rank], by_id: dict[str, Signature]) -> GroupDiagnosis:
     """Return the state of an engine on nodes of which none has failed."""
     if any(it.stage is Stage.READY for it in everyone):
-        return GroupDiagnosis(standing=GroupStanding.SERVING, rank=None)
+        return GroupDiagnosis(state=GroupState.SERVING, rank=None)
     waiting = [it for it in everyone if it.place.is_waiting and not it.is_blocked]
     limits = [
         it.state.stage_since + timedelta(seconds=it.place.timeout_seconds or DEFAULT_TIMEOUT_SECONDS)
@@ -141,13 +141,13 @@ def _going(everyone: Sequence[Rank], by_id: dict[str, Signature]) -> GroupDiagno
     if waiting and (absent or obstacle or len(waiting) == len(everyone)):
         rank = _only(absent) if obstacle is None else None
         crash = obstacle or describe(by_id[MISSING], "", _about(rank))
-        return GroupDiagnosis(standing=GroupStanding.WAITING, rank=rank.number if rank else None, crash=crash, gives_up_at=until)
-    return GroupDiagnosis(standing=GroupStanding.STARTING, rank=slowest.number, gives_up_at=until)
+        return GroupDiagnosis(state=GroupState.WAITING, rank=rank.number if rank else None, crash=crash, gives_up_at=until)
+    return GroupDiagnosis(state=GroupState.STARTING, rank=slowest.number, gives_up_at=until)
 
 
 def _crashed(rank: Rank | None, crash: Crash, failed: Sequence[tuple[Rank, Crash]]) -> GroupDiagnosis:
     others = tuple((it.number, lost) for it, lost in failed if rank is None or it.number != rank.number)
-    return GroupDiagnosis(standing=GroupStanding.CRASHED, rank=rank.number if rank is not None else None, crash=crash, consequences=others)
+    return GroupDiagnosis(state=GroupState.CRASHED, rank=rank.number if rank is not None else None, crash=crash, consequences=others)
 
 
 def _follows(crash: Crash, by_id: dict[str, Signature], following: set[str]) -> bool:

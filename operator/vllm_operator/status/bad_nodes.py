@@ -30,7 +30,7 @@ def avoids(resource: VLLMDeployment) -> bool:
 
 
 def remaining(resource: VLLMDeployment, inventory: Inventory, live: Manifest | None = None) -> list[AvoidedNode]:
-    """Return the avoided nodes that have been neither restarted nor replaced since, or that a Deployment excludes already."""
+    """Return the avoided nodes that have been neither restarted nor replaced since, or that the live Deployment excludes already."""
     affinity = reading.mapping(template_spec(live), "affinity", "nodeAffinity", _REQUIRED)
     terms = (each for term in reading.objects(affinity, "nodeSelectorTerms") for each in reading.objects(term, "matchExpressions"))
     excluded = {
@@ -44,7 +44,7 @@ def remaining(resource: VLLMDeployment, inventory: Inventory, live: Manifest | N
 
 
 def without_restarted(resource: VLLMDeployment, inventory: Inventory, live: Manifest | None) -> VLLMDeployment:
-    """Return the object without avoided nodes that were restarted. `live` is the Deployment, unless a new plan replaces its Pods."""
+    """Return the object without the avoided nodes that were restarted or replaced. `live` is None if a new plan replaces its Pods."""
     if not resource.status.avoided_nodes:
         return resource
     status = resource.status.model_copy(update={"avoided_nodes": remaining(resource, inventory, live) or None})
@@ -84,7 +84,7 @@ def _names(nodes: list[AvoidedNode]) -> list[str]:
 
 def _must_leave(observed: Observation, finding: Finding) -> bool:
     is_of_node = (
-        finding.reportable_at is None and is_caused_by_node(observed, finding.status) and finding.run > 0 and finding.view.is_current
+        finding.reportable_at is None and is_caused_by_node(observed, finding.status) and finding.restarts > 0 and finding.view.is_current
     )
     return is_of_node and (not observed.serving or rolls(observed.deployment))
 

@@ -49,7 +49,7 @@ class _Candidate:
 
     signature: str
     view: PodFacts
-    run: int
+    restarts: int
 
 
 def assess_cache_damage(observed: Observation, plan: Plan, crashes: Crashes) -> CacheDamage:
@@ -88,7 +88,7 @@ def _candidates(observed: Observation, plan: Plan, crashes: Crashes) -> Iterator
             and finding.status.signature in observed.knowledge.quarantining
             and finding.view.has_caches_of(plan)
         ):
-            yield _Candidate(finding.status.signature, finding.view, finding.run)
+            yield _Candidate(finding.status.signature, finding.view, finding.restarts)
     for view in observed.starting:
         state = view.state
         signs = observed.knowledge.quarantining.intersection(state.notices) if state is not None else ()
@@ -112,7 +112,7 @@ def _is_on_volume(observed: Observation, plan: Plan, candidate: _Candidate) -> b
     """Return whether the damaged file can only be in the caches of the plan, as Python's bytecode."""
     signature = observed.knowledge.signatures.get(candidate.signature)
     variable = signature.cache_variable if signature is not None else None
-    return candidate.run > 0 and any(planned.name == variable and planned.value for planned in plan.env)
+    return candidate.restarts > 0 and any(planned.name == variable and planned.value for planned in plan.env)
 
 
 def _had_any(observed: Observation, candidate: _Candidate) -> bool:
@@ -125,7 +125,7 @@ def _had_any(observed: Observation, candidate: _Candidate) -> bool:
             return True
     before = observed.previous.last_crash
     is_same = before is not None and before.signature == candidate.signature and before.pod in [view.name for view in members]
-    return before is not None and is_same and (before.restarts or 0) < candidate.run
+    return before is not None and is_same and (before.restarts or 0) < candidate.restarts
 
 
 def _recent(observed: Observation, known: tuple[QuarantinedCache, ...]) -> list[QuarantinedCache]:

@@ -1,4 +1,4 @@
-"""`status.cache` and CachePublished: whether starts find their compiled artifacts.
+"""`status.cache` and CachePublished: whether starts find filled caches.
 
 The state describes what the next start will find, the message what somebody should know or do. `status.cache.artifact` describes caches
 that Pods fetched from a registry, and that were published to it.
@@ -72,7 +72,7 @@ def cache_status(observed: Observation, damage: CacheDamage) -> CacheStatus | No
     )
 
 
-def cache_verdict(observed: Observation, cache: CacheStatus | None, block: StartupStatus | None, damage: CacheDamage) -> Verdict | None:
+def cache_verdict(observed: Observation, cache: CacheStatus | None, startup: StartupStatus | None, damage: CacheDamage) -> Verdict | None:
     """Return a problem with a PVC, else the Pod that compiles, else the last start, with notes. None if there is nothing to say."""
     say = observed.messages.say
     if cache is None:
@@ -82,7 +82,7 @@ def cache_verdict(observed: Observation, cache: CacheStatus | None, block: Start
     if damage.is_quarantined:
         text = say("cache.quarantined", place=location[0], key=cache.key, signature=damage.signature)
         return Verdict(FALSE, Reason.QUARANTINED, text)
-    verdict = claim_verdict(observed) or _priming_verdict(observed, cache, block) or _last_start_verdict(observed, cache, *location)
+    verdict = claim_verdict(observed) or _priming_verdict(observed, cache, startup) or _last_start_verdict(observed, cache, *location)
     text = verdict.message
     for name, facts in _notes(observed, damage if verdict.status is not TRUE else CacheDamage()):
         text = observed.messages.fit(name, shrink=("text",), text=text, **facts)
@@ -127,7 +127,7 @@ def _notes(observed: Observation, damage: CacheDamage) -> Iterator[tuple[str, di
         yield "cache.left_behind", {"key": before.key, "time": reading.moment(before.time), "signature": before.signature}
 
 
-def _priming_verdict(observed: Observation, cache: CacheStatus, block: StartupStatus | None) -> Verdict | None:
+def _priming_verdict(observed: Observation, cache: CacheStatus, startup: StartupStatus | None) -> Verdict | None:
     activity, plan, artifact, text = observed.activity, observed.outcome.plan, _artifact_spec(observed), ""
     match activity.step:
         case "FirstPod" if observed.wanted > 1:
@@ -136,7 +136,7 @@ def _priming_verdict(observed: Observation, cache: CacheStatus, block: StartupSt
             message = "cache.primer" if observed.claim_name is not None else "cache.publishing_primer"
             for view in observed.primer_facts[:1]:
                 is_ready = view.phase is Phase.READY  # it only publishes
-                text = observed.messages.say("cache.primer_ready", pod=view) if is_ready else pod_text(observed, view, block)
+                text = observed.messages.say("cache.primer_ready", pod=view) if is_ready else pod_text(observed, view, startup)
         case "Elsewhere":
             message = "cache.elsewhere"
         case _:

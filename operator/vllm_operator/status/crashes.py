@@ -6,15 +6,16 @@ although its Pod is gone, until the group serves or something is changed because
 crash has been reported, and a restarted operator keeps it if the log is gone. It is written when the log has been read, or
 `SETTLING_SECONDS` after the end, whichever comes first, so that the event of a crash names its cause.
 
-A page says a cause once. While the condition `Crashed`, or else `RolledBack`, has cause and remedy word for word, the record omits them if
-they can be restored from the signature and the line of the log; else the record has them. So a restarted operator describes the crash as
-before, even if the log is gone, and cause and remedy are in the record as soon as no condition has them.
+`kubectl describe` shows each cause once. While `Crashed`, or else `RolledBack`, has cause and remedy word for word, the record omits them
+if they can be restored from the signature and the line of the log. So a restarted operator describes the crash as before, even if the log
+is gone. It reads exit code and page from the message of `Crashed` (`crash.one` in `messages.yaml`).
 """
 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from enum import IntEnum
 from typing import Any
 
 from vllm_operator.api import reading
@@ -38,8 +39,19 @@ MESSAGES_READ = 16
 """Maximum number of termination messages parsed per reconciliation, latest ends first. Users write them, and each takes up to 2 ms."""
 _ENDS_BY_A_PROBE = (None, 0, 137, 143)
 """Exit codes that an event may explain some seconds later."""
-_PENDING, _UNREAD, _NOTHING, _ERROR, _WEAK, _STRONG, _USER_DEFINED = range(7)
 _HAS_SERVED = (Phase.READY, Phase.HUNG, Phase.NOT_RESPONDING, Phase.NODE_LOST, Phase.TERMINATING)
+
+
+class Weight(IntEnum):
+    """How much the description of a crash says."""
+
+    PENDING = 0  # the log has not been read yet
+    UNREAD = 1  # the log cannot be read
+    NOTHING = 2  # the log does not say why
+    ERROR = 3  # an error that matches no signature
+    WEAK = 4  # a cause that a later finding may replace
+    STRONG = 5  # the cause
+    USER_DEFINED = 6  # the cause, by a signature of an administrator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +59,7 @@ class Finding:
     """A crash of a Pod."""
 
     view: PodFacts
-    run: int  # number of restarts before the run that crashed
+    restarts: int  # number of restarts before the run that crashed
     time: datetime | None
     in_force: bool  # no later start has succeeded
     reportable_at: datetime | None  # when the crash is reported even without a cause; None if it can be reported now
@@ -82,8 +94,8 @@ class Crashes:
 
 def find_crashes(observed: Observation) -> Crashes:
     """Find the crashes of the observed Pods."""
-    findings = tuple(sorted(_findings(observed), key=lambda f: (_credible(observed, f.time), f.view.name), reverse=True))
-    previous, latest = _recorded(observed), next((finding.status for finding in findings if finding.reportable_at is None), None)
+    findings = tuple(sorted(_find_all(observed), key=lambda f: (_credible(observed, f.time), f.view.name), reverse=True))
+    previous, latest = _read_last_crash(observed), next((finding.status for finding in findings if finding.reportable_at is None), None)
     if latest is None or previous is None or _is_same(observed, latest, previous):
         return Crashes(findings, latest or previous, is_new=latest is not None and previous is None)
     found, before = (_credible(observed, reading.moment(crash.time)) for crash in (latest, previous))
@@ -116,32 +128,34 @@ def _group(observed: Observation, crash: CrashStatus) -> int | None:
     return int(found[1]) if found is not None else None
 
 
-def _crashes_before(observed: Observation, view: PodFacts) -> int:
+def _count_earlier_crashes(observed: Observation, view: PodFacts) -> int:
     """Return the crashes of a replica on several nodes before the present Pods, since it last served."""
     last = observed.previous.last_crash
     if last is None or view.group is None or _replica(observed, last) != view.group.members[0].name:
         return 0
     time, known = reading.moment(last.time), last.restarts or 0
     is_of_these = time is not None and view.created_at is not None and view.created_at <= time
-    return known if is_of_these else known + 1 if _is_reported(observed) else 0
+    return known if is_of_these else known + 1 if _last_crash_was_reported(observed) else 0
 
 
-def _crash_before(observed: Observation, view: PodFacts) -> Finding | None:
+def _find_crash_of_gone_pod(observed: Observation, view: PodFacts) -> Finding | None:
     """Return the crash of a replica on several nodes whose Pod is gone, while others leave or have not served; None without one."""
-    known, leaves = _recorded(observed), view.phase is Phase.TERMINATING
+    known, leaves = _read_last_crash(observed), view.phase is Phase.TERMINATING
     if known is None or view.group is None or (view.phase in _HAS_SERVED and not leaves):
         return None
-    run, is_of_group = known.restarts or 0, _replica(observed, known) == view.group.members[0].name
-    if not (is_of_group and _is_reported(observed) if leaves else run < _crashes_before(observed, view)):
-        return None
-    return Finding(view=view, run=run, time=reading.moment(known.time), in_force=True, reportable_at=None, status=known)
+    restarts, is_of_group = known.restarts or 0, _replica(observed, known) == view.group.members[0].name
+    if leaves and not (is_of_group and _last_crash_was_reported(observed)):
+        return None  # it is not deleted because of the crash of another Pod of its group
+    if not leaves and restarts >= _count_earlier_crashes(observed, view):
+        return None  # it is not the successor of a Pod of a group that crashed
+    return Finding(view=view, restarts=restarts, time=reading.moment(known.time), in_force=True, reportable_at=None, status=known)
 
 
-def _crash_without_pods(observed: Observation) -> Finding | None:
+def _find_crash_of_gone_group(observed: Observation) -> Finding | None:
     """Return the crash of a replica on several nodes that has no Pods now, because it is created again; None without one."""
-    known = _recorded(observed)
+    known = _read_last_crash(observed)
     group = _group(observed, known) if known is not None else None
-    if known is None or group is None or group >= observed.wanted or not _is_reported(observed):
+    if known is None or group is None or group >= observed.wanted or not _last_crash_was_reported(observed):
         return None
     leader = _replica(observed, known)
     if any(view.group is not None and view.group.members[0].name == leader for view in observed.pod_facts):
@@ -149,10 +163,10 @@ def _crash_without_pods(observed: Observation) -> Finding | None:
     nothing: dict[str, Any] = {"state": None, "stall_check": None, "cache_key": "", "is_current": True}
     view = PodFacts(name=leader, uid="", phase=Phase.SCHEDULING, created_at=None, stage=Stage.SCHEDULING, **nothing)
     time = reading.moment(known.time)
-    return Finding(view=view, run=known.restarts or 0, time=time, in_force=True, reportable_at=None, status=known)
+    return Finding(view=view, restarts=known.restarts or 0, time=time, in_force=True, reportable_at=None, status=known)
 
 
-def _is_reported(observed: Observation) -> bool:
+def _last_crash_was_reported(observed: Observation) -> bool:
     """Return whether the last crash was in force at the last report, and nothing was changed because of it."""
     condition, previous = find_condition(observed.previous.conditions, CRASHED), observed.previous
     changed = [remedy.since for remedy in (previous.remediation.applied if previous.remediation is not None else ())]
@@ -160,29 +174,24 @@ def _is_reported(observed: Observation) -> bool:
     revision = find_revision(observed.revisions, observed.revision)
     changed += [reading.text(revision, "metadata", "creationTimestamp")] if revision is not None else []
     time = previous.last_crash.time if previous.last_crash is not None else None
-    is_told = condition is not None and condition.status is TRUE and condition.reason != Reason.DIAGNOSING_CRASH
-    return is_told and time is not None and all(each <= time for each in changed)
+    was_reported = condition is not None and condition.status is TRUE and condition.reason != Reason.DIAGNOSING_CRASH
+    return was_reported and time is not None and all(each <= time for each in changed)
 
 
-def _reported_before(observed: Observation, found: CrashStatus) -> CrashStatus | None:
-    previous = _recorded(observed)
-    return previous if previous is not None and _is_same(observed, found, previous) else None
-
-
-def _recorded(observed: Observation) -> CrashStatus | None:
+def _read_last_crash(observed: Observation) -> CrashStatus | None:
     """Return `status.lastCrash` with what was omitted."""
-    crash, told = observed.previous.last_crash, find_condition(observed.previous.conditions, CRASHED)
+    crash, condition = observed.previous.last_crash, find_condition(observed.previous.conditions, CRASHED)
     if crash is not None and crash.cause is None:
         crash = _restore(crash, observed.knowledge.signatures) or crash
-    if crash is None or told is None or not told.message.startswith(f"Pod {crash.pod} "):
+    if crash is None or condition is None or not condition.message.startswith(f"Pod {crash.pod} "):
         return crash
-    code = re.search(r"^[^(]* with exit code (\d+)", told.message)
-    link = re.search(r"\(See (https://\S+)\)$", told.message)
-    said = {"exit_code": int(code[1]) if code is not None else None, "reference": link[1] if link is not None else None}
-    return crash.model_copy(update={name: value for name, value in said.items() if getattr(crash, name) is None})
+    code = re.search(r"^[^(]* with exit code (\d+)", condition.message)
+    link = re.search(r"\(See (https://\S+)\)$", condition.message)
+    shown = {"exit_code": int(code[1]) if code is not None else None, "reference": link[1] if link is not None else None}
+    return crash.model_copy(update={name: value for name, value in shown.items() if getattr(crash, name) is None})
 
 
-def _findings(observed: Observation) -> Iterator[Finding]:
+def _find_all(observed: Observation) -> Iterator[Finding]:
     views = (*observed.pod_facts, *observed.primer_facts)
     ends = ((view, view.termination) for view in views if view.termination is not None)
     latest = sorted(((_credible(observed, end.finished_at), view.name, view.uid) for view, end in ends if end.message), reverse=True)
@@ -196,16 +205,16 @@ def _findings(observed: Observation) -> Iterator[Finding]:
             yield _crashed(observed, view, end, view.state.crash)
         elif ended is not None and view.phase not in (Phase.TERMINATING, Phase.CONTAINER_FAILED):
             yield _crashed(observed, view, ended if view.uid in with_messages else replace(ended, message=""))
-        elif (known := _crash_before(observed, view)) is not None:
+        elif (known := _find_crash_of_gone_pod(observed, view)) is not None:
             yield known
-    if (gone := _crash_without_pods(observed)) is not None:
+    if (gone := _find_crash_of_gone_group(observed)) is not None:
         yield gone
 
 
 def _failed(observed: Observation, view: PodFacts) -> Finding:
-    time, code = (view.termination.finished_at, view.termination.exit_code) if view.termination else (view.created_at, None)
-    status = _status(observed, view, match_pod(observed.knowledge.terminations, view), run=view.restarts, code=code, time=time)
-    return Finding(view=view, run=view.restarts, time=time, in_force=observed.serving < observed.wanted, reportable_at=None, status=status)
+    status = _status(observed, view, match_pod(observed.knowledge.terminations, view), view.termination, restarts=view.restarts)
+    time, is_missed = reading.moment(status.time), observed.serving < observed.wanted
+    return Finding(view=view, restarts=view.restarts, time=time, in_force=is_missed, reportable_at=None, status=status)
 
 
 def _crashed(observed: Observation, view: PodFacts, ended: Termination, known: Crash | None = None) -> Finding:
@@ -214,41 +223,43 @@ def _crashed(observed: Observation, view: PodFacts, ended: Termination, known: C
     unread = observed.unread_logs.get((view.uid, ended.restarts)) if state is None and not view.container else None
     if state is not None and state.skipped_seconds:
         unread = UnreadLog(LogProblem.SKIPPED)
-    told = view.group.told if view.group is not None else None
-    crash = told or known or _diagnose(observed, view, ended, state, unread)
-    run = ended.restarts if view.group is None else _crashes_before(observed, view)
-    found = _status(observed, view, crash, run=run, code=ended.exit_code, time=ended.finished_at, unread=unread)
-    previous = _reported_before(observed, found)
-    reportable_at = None
-    if ended.finished_at is not None and ended.finished_at <= observed.now + CLOCK_SKEW:  # else the time to wait is unknown
-        reportable_at = ended.finished_at + timedelta(seconds=SETTLING_SECONDS)
-    is_read = state is not None and state.is_final and ended.exit_code not in _ENDS_BY_A_PROBE
-    is_read = is_read and (view.group is None or _weight(observed, found) >= _STRONG)  # else the log of another node may say more
-    # a group is created again within seconds of a crash: then its Pods are gone, and what they say
-    is_last_chance = view.group is not None and bool(reading.text(view.manifest, "metadata", "deletionTimestamp"))
-    is_reportable = is_read or is_last_chance or (reportable_at is not None and reportable_at <= observed.now)
+    of_group = view.group.root_cause_elsewhere if view.group is not None else None
+    crash = of_group or known or _diagnose(observed, view, ended, state, unread)
+    restarts = ended.restarts if view.group is None else _count_earlier_crashes(observed, view)
+    found = _status(observed, view, crash, ended, restarts=restarts, unread=unread)
+    previous = _read_last_crash(observed)
+    if previous is not None and not _is_same(observed, found, previous):
+        previous = None
     status = _better(observed, previous, found)
     return Finding(
         view=view,
-        run=run,
+        restarts=restarts,
         time=ended.finished_at,
         in_force=view.phase not in _HAS_SERVED,
-        reportable_at=None if previous is not None or is_reportable or _weight(observed, found) >= _STRONG else reportable_at,
+        reportable_at=_reportable_at(observed, view, ended, state, found) if previous is None else None,
         status=status,
         captures=crash.captures if crash is not None and crash.signature == status.signature else (),
         during_start=state is not None and state.stage is not Stage.READY,
     )
 
 
+def _reportable_at(
+    observed: Observation, view: PodFacts, ended: Termination, state: StartupState | None, found: CrashStatus
+) -> datetime | None:
+    """Return when a new crash is reported even without a cause; None if it can be reported now."""
+    is_read = state is not None and state.is_final and ended.exit_code not in _ENDS_BY_A_PROBE
+    if _weigh(observed, found) >= Weight.STRONG or (is_read and view.group is None):  # in a group, the log of another node may say more
+        return None
+    if view.group is not None and reading.text(view.manifest, "metadata", "deletionTimestamp"):
+        return None  # the group is created again within seconds of the crash: then its Pods are gone, and what they say
+    if ended.finished_at is None or ended.finished_at > observed.now + CLOCK_SKEW:
+        return None  # the time to wait is unknown
+    settled_at = ended.finished_at + timedelta(seconds=SETTLING_SECONDS)
+    return settled_at if settled_at > observed.now else None
+
+
 def _status(
-    observed: Observation,
-    view: PodFacts,
-    crash: Crash | None,
-    *,
-    run: int,
-    code: int | None,
-    time: datetime | None,
-    unread: UnreadLog | None = None,
+    observed: Observation, view: PodFacts, crash: Crash | None, ended: Termination | None, *, restarts: int, unread: UnreadLog | None = None
 ) -> CrashStatus:
     clause = _unread_clause(observed, unread)
     if crash is None:
@@ -267,9 +278,9 @@ def _status(
         reference=f"{PAGES}/{crash.signature}" if crash.signature in observed.knowledge.documented else _own_page(crash.reference),
         pod=view.name,
         node=view.node or None,
-        exit_code=code,
-        restarts=run or None,
-        time=reading.stamp(time),
+        exit_code=ended.exit_code if ended is not None else None,
+        restarts=restarts or None,
+        time=reading.stamp(ended.finished_at if ended is not None else view.created_at),
         excerpt=next((line for line in lines if line), None),
     )
 
@@ -284,25 +295,25 @@ def _better(observed: Observation, previous: CrashStatus | None, found: CrashSta
     """Return the more informative description, else the earlier one. A user-defined signature may have changed, so it replaces itself."""
     if previous is None:
         return found
-    before, now = _weight(observed, previous), _weight(observed, found)
-    has_other_problem = now == _UNREAD and _problem(observed, found.cause or "") is not _problem(observed, previous.cause or "")
-    return found if now > before or (now == before and (has_other_problem or now == _USER_DEFINED)) else previous
+    before, now = _weigh(observed, previous), _weigh(observed, found)
+    has_other_problem = now == Weight.UNREAD and _problem(observed, found.cause or "") is not _problem(observed, previous.cause or "")
+    return found if now > before or (now == before and (has_other_problem or now == Weight.USER_DEFINED)) else previous
 
 
-def _weight(observed: Observation, crash: CrashStatus) -> int:
-    """Rate a description: log still unread, unreadable, empty, an unnamed error, a weak cause, a cause, one by a user's signature."""
+def _weigh(observed: Observation, crash: CrashStatus) -> Weight:
+    """Return how much a description says."""
     if crash.signature == UNKNOWN:
         cause = crash.cause or ""
         problem = _problem(observed, cause)
         if problem is not None:
-            return _PENDING if problem is LogProblem.PENDING else _UNREAD
+            return Weight.PENDING if problem is LogProblem.PENDING else Weight.UNREAD
         says_nothing = SAYS_NOTHING in cause or cause == observed.messages.say("crash.unexplained", unread="")
-        return _NOTHING if says_nothing else _ERROR
+        return Weight.NOTHING if says_nothing else Weight.ERROR
     known = observed.knowledge.signatures.get(crash.signature)
     follows = known is not None and known.follows_others and bool(observed.followers)  # the cause may be in a log that is still being read
     if crash.signature in observed.knowledge.weak or follows:
-        return _WEAK
-    return _USER_DEFINED if known is not None and known.is_user_defined else _STRONG
+        return Weight.WEAK
+    return Weight.USER_DEFINED if known is not None and known.is_user_defined else Weight.STRONG
 
 
 def _unread_clause(observed: Observation, unread: UnreadLog | None) -> str:
@@ -339,11 +350,11 @@ def reason_of(signature: str) -> str:
     return word if word[:1].isalpha() and word != UNKNOWN else Reason.UNKNOWN_CRASH
 
 
-def shorten(crash: CrashStatus, signatures: Mapping[str, Signature], said: str) -> CrashStatus:
-    """Omit what `said`, the message of a condition, has: the exit code, and all texts if it has all of them and they can be restored."""
-    omitted = ["exit_code"] if crash.pod in said and f"with exit code {crash.exit_code} " in said else []
-    omitted += ["reference"] if crash.reference and f"(See {crash.reference})" in said else []
-    if _restore(crash, signatures) == crash and all(wording.sentence(text) in said for text in (crash.cause, crash.remedy) if text):
+def shorten(crash: CrashStatus, signatures: Mapping[str, Signature], message: str) -> CrashStatus:
+    """Omit what the message of a condition has: the exit code, and all texts if it has all of them and they can be restored."""
+    omitted = ["exit_code"] if crash.pod in message and f"with exit code {crash.exit_code} " in message else []
+    omitted += ["reference"] if crash.reference and f"(See {crash.reference})" in message else []
+    if _restore(crash, signatures) == crash and all(wording.sentence(text) in message for text in (crash.cause, crash.remedy) if text):
         omitted += ["cause", "remedy", "reference"]
     return crash.model_copy(update=dict.fromkeys(omitted))
 

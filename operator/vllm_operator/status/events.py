@@ -24,7 +24,7 @@ from vllm_operator.status.knowledge import Messages
 from vllm_operator.status.observation import Observation
 from vllm_operator.status.planned import Backends, backends_logged_before, ignored_fields, mismatches
 from vllm_operator.status.ready import ALL_STARTED
-from vllm_operator.status.remedies import current, in_words
+from vllm_operator.status.remedies import in_words, remediation_in_force
 from vllm_operator.status.rollback import describe_failed
 from vllm_operator.status.starts import last_start
 
@@ -194,7 +194,7 @@ def _caches(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[Eve
 
 def _remediation(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
     now, before = status.remediation, observed.previous.remediation
-    generation, kept = observed.resource.metadata.generation, current(observed.resource)
+    generation, kept = observed.resource.metadata.generation, remediation_in_force(observed.resource)
     if now is not None and (applied := len(now.applied)) > (len(kept.applied) if kept else 0):
         yield EventDraft(NORMAL, "RemedyApplied", now.message or "", f"remedy-{generation}-{applied}")
     if before is not None and before.applied and kept is None:

@@ -219,21 +219,21 @@ SAYS_NOTHING = "and its log does not say why"
 
 
 def diagnose_termination(
-    knowledge: Knowledge, ended: Termination, *, log_crash: Crash | None, stage: str = "", unread: str = "", **memory: str
+    knowledge: Knowledge, ended: Termination, *, log_crash: Crash | None, stage: str = "", unread: str = "", limit: str = "", ram: str = ""
 ) -> Crash | None:
     """Return why a container ended, from its status and its log, or None if it ended without an error.
 
     If the log explains the crash, it is more precise than the status, with one exception: when the kernel kills processes of a container
     for its memory use, the log shows the ends of other processes, which look like crashes.
 
-    `log_crash` and `stage` are what the log shows; `unread` is a clause with the reason why it could not be read. `memory`: `limit`,
-    the memory limit of the container, or `none`; `ram`, what a start takes and why.
+    `log_crash` and `stage` are what the log shows; `unread` is a clause with the reason why it could not be read. `limit` is the
+    memory limit of the container; `ram` says what a start takes and why.
     """
     exit_code, reason = ended.exit_code, ended.reason
     number = ended.signal or ((exit_code - 128) if exit_code is not None and 128 < exit_code < 160 else 0)
     said = f"exit code {exit_code}" + (f", {reason}" if reason not in ("", "Error") else "")
     if reason == "OOMKilled" and (log_crash is None or not _is_specific(knowledge, log_crash) or log_crash.signature == TERMINATED):
-        return describe(knowledge.signatures[_OOM], said, (("stage", stage), *memory.items()))
+        return describe(knowledge.signatures[_OOM], said, (("stage", stage), ("limit", limit), ("ram", ram)))
     if log_crash is not None and _is_specific(knowledge, log_crash):
         return log_crash
     parser = StartupParser(knowledge.startup)

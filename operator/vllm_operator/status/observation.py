@@ -33,7 +33,7 @@ from vllm_operator.caches.claims import ClaimHolder
 from vllm_operator.caches.context import NO_ACTIVITY, CacheActivity
 from vllm_operator.inventory.pools import Inventory, Room, Taint
 from vllm_operator.logs.progress import allowed_silence_seconds, infer_silence
-from vllm_operator.logs.ranks import LOST, GroupDiagnosis, GroupStanding, Rank, diagnose_ranks
+from vllm_operator.logs.ranks import LOST, GroupDiagnosis, GroupState, Rank, diagnose_ranks
 from vllm_operator.logs.state import CacheEvidence, Crash, Stage, StartupState, UnreadLog
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.placement.groups import ENGINES_FLAG
@@ -91,8 +91,8 @@ def last_sign(view: PodView, state: StartupState | None, now: datetime) -> datet
     return max((sign for sign in signs if sign is not None and sign <= now), default=None)
 
 
-_RANKS = {phase: rank for rank, phase in enumerate(Phase)}
-_STAGE_RANKS = {stage: rank for rank, stage in enumerate(Stage)}
+_PHASE_ORDER = {phase: number for number, phase in enumerate(Phase)}
+_STAGE_ORDER = {stage: number for number, stage in enumerate(Stage)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ class PodFacts(PodView):
         """The sort key: phase (a stall is among the worse ones), earlier stage, less progress, name."""
         progress = self.state.progress if self.state is not None else None
         done = progress.completed / progress.total if progress and progress.total > 0 else 0.0
-        return (_RANKS[Phase.CONTAINER_FAILED if self.is_stalled else self.phase], _STAGE_RANKS[self.stage], done, self.name)
+        return (_PHASE_ORDER[Phase.CONTAINER_FAILED if self.is_stalled else self.phase], _STAGE_ORDER[self.stage], done, self.name)
 
     @property
     def start_name(self) -> str:
@@ -139,11 +139,11 @@ class GroupFacts:
     different: tuple[str, ...] = ()  # what must be the same on all nodes and is not
 
     @property
-    def told(self) -> Crash | None:
-        """The root cause, if another Pod has it or it is not an error in this Pod's log."""
+    def root_cause_elsewhere(self) -> Crash | None:
+        """The root cause, if another Pod has it or it is not an error in this Pod's log; None otherwise."""
         found = self.diagnosis
         is_own = found.crash is None or (found.rank == self.rank and found.crash.signature != LOST)
-        return None if is_own or found.standing is not GroupStanding.CRASHED else found.crash
+        return None if is_own or found.state is not GroupState.CRASHED else found.crash
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,18 +313,18 @@ def _represent(observed: Observation, leader: PodView) -> PodFacts:
         (place_of(pod.manifest) or place)[1]: _read_pod(observed, _as_member(pod, leader, serves=serves)) for pod in (leader, *others)
     }
     found = diagnose_ranks([_rank(observed, number, member) for number, member in members.items()], observed.knowledge.startup)
-    worst = min(members, key=lambda number: members[number].severity)
-    if found.standing is GroupStanding.CRASHED:
+    chosen_rank = min(members, key=lambda number: members[number].severity)  # the Pod that is furthest behind
+    if found.state is GroupState.CRASHED:  # the Pod with the root cause, else the one that ended first
         failed = [number for number, it in members.items() if it.phase is not Phase.TERMINATING and (it.termination or _crash(it))]
-        worst = found.rank if found.rank in failed else min(failed, key=lambda number: _ended(members[number]), default=worst)
+        chosen_rank = found.rank if found.rank in failed else min(failed, key=lambda number: _ended(members[number]), default=chosen_rank)
     size = max((observed.plan.nodes if observed.plan is not None else None) or 2, *(number + 1 for number in members))
     by_rank = tuple(members[number] for number in sorted(members))
-    chosen = members[worst]
-    if chosen.state is not None and worst == 0:  # caches are warm if those of all nodes are
+    chosen = members[chosen_rank]
+    if chosen.state is not None and chosen_rank == 0:  # caches are warm if those of all nodes are
         caches = [it.state.cache for it in by_rank if it.state is not None]
         hits, misses, failures = (sum(map(attrgetter(name), caches)) for name in ("hits", "misses", "load_failures"))
         chosen = replace(chosen, state=replace(chosen.state, cache=CacheEvidence(hits, misses, failures, chosen.state.cache.failure)))
-    return replace(chosen, group=GroupFacts(by_rank, size, worst, found, _differences(observed, by_rank)))
+    return replace(chosen, group=GroupFacts(by_rank, size, chosen_rank, found, _differences(observed, by_rank)))
 
 
 def _differences(observed: Observation, members: Sequence[PodFacts]) -> tuple[str, ...]:
@@ -359,8 +359,8 @@ def _rank(observed: Observation, number: int, pod: PodFacts) -> Rank:
     crash = state.crash if state is not None else None
     if ended is not None and ended.finished_at is not None:
         stage, probe = state.stage if state is not None else "", killed_by_probe(pod, observed.log) or ""
-        told = explain_end(observed.knowledge, pod, ended, log_crash=crash, stage=stage, unread="", probe=probe)
-        crash = told if told is not None and told.signature not in observed.knowledge.weak and SAYS_NOTHING not in told.cause else crash
+        end = explain_end(observed.knowledge, pod, ended, log_crash=crash, stage=stage, unread="", probe=probe)
+        crash = end if end is not None and end.signature not in observed.knowledge.weak and SAYS_NOTHING not in end.cause else crash
     is_running = ended is not None or pod.phase in (Phase.STARTING, Phase.READY, Phase.HUNG, Phase.NOT_RESPONDING)
     return Rank(
         number=number,

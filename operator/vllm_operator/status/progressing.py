@@ -16,33 +16,33 @@ from vllm_operator.api.status import RemediationStatus, StartupStatus
 from vllm_operator.caches.context import Gate
 from vllm_operator.caches.measurement import MIN_PAIRS
 from vllm_operator.inventory.pools import GPU_TAINT, Taint
-from vllm_operator.logs.ranks import GroupStanding
+from vllm_operator.logs.ranks import GroupState
 from vllm_operator.planning.outcome import compare
 from vllm_operator.pods.view import Phase
 from vllm_operator.status.claims import one_node, space_verdict, wrong_claim
 from vllm_operator.status.knowledge import load_messages
 from vllm_operator.status.observation import Observation, PodFacts
 from vllm_operator.status.reaction import stall_restarts_left
-from vllm_operator.status.remedies import current
+from vllm_operator.status.remedies import remediation_in_force
 from vllm_operator.status.startup import describe, describe_fetching
 
 _PROCEEDS = frozenset({Phase.WAITING_FOR_VOLUME, Phase.IMAGE_PULLING, Phase.SCHEDULING, Phase.CREATING, Phase.STARTING})
 
 
-def progress(observed: Observation, block: StartupStatus | None, remediation: RemediationStatus | None) -> Verdict:
-    """Judge the progress of the rollout: True if it proceeds or is complete. `block` and `remediation` are parts of the new status."""
+def progress(observed: Observation, startup: StartupStatus | None, remediation: RemediationStatus | None) -> Verdict:
+    """Judge the progress of the rollout: True if it proceeds or is complete. `startup` and `remediation` are parts of the new status."""
     say = observed.messages.say
     if (fetching := describe_fetching(observed)) is not None:
         return fetching
     if observed.unhealthy:
         waits = observed.unhealthy[0].phase in (Phase.WAITING_FOR_VOLUME, Phase.SCHEDULING)
-        return (wrong_claim(observed) if waits else None) or _of_pods(observed, block)
+        return (wrong_claim(observed) if waits else None) or _of_pods(observed, startup)
     if (refusal := observed.outcome.refusal) is not None:
         return Verdict(refusal.status, Reason.NOT_PLANNED, "")
     if (held := observed.activity.rollout) is not None:
         return Verdict(FALSE, Reason.ROLLOUT_HELD, say("rollout.held", held=held, serving=observed.serving))
     if (gate := observed.activity.gate) is not None and gate.is_held:
-        starts = [pod_text(observed, view, block) for view in observed.primer_facts if view.phase not in (Phase.READY, Phase.TERMINATING)]
+        starts = [pod_text(observed, view, startup) for view in observed.primer_facts if view.phase not in (Phase.READY, Phase.TERMINATING)]
         return _measuring(observed, gate, next(iter(starts), ""))
     if (short := space_verdict(observed)) is not None:
         return short
@@ -55,11 +55,8 @@ def progress(observed: Observation, block: StartupStatus | None, remediation: Re
     if observed.activity.step == "Elsewhere":
         return Verdict(TRUE, Reason.WAITING_FOR_CACHES, say("starting.elsewhere", holder=observed.activity.holder))
     if failure := observed.rollout.failure:
-        return Verdict(
-            FALSE,
-            Reason.POD_REFUSED,
-            say("starting.refused", message=failure, advice=say(refusal_advice(failure), namespace=observed.resource.metadata.namespace)),
-        )
+        advice = say(refusal_advice(failure), namespace=observed.resource.metadata.namespace)
+        return Verdict(FALSE, Reason.POD_REFUSED, say("starting.refused", message=failure, advice=advice))
     if observed.activity.limit is not None and observed.serving >= observed.activity.limit:
         volume = one_node(observed) or {}
         return Verdict(FALSE, Reason.UNSCHEDULABLE, say("starting.one_node", serving=observed.serving, wanted=observed.wanted, **volume))
@@ -67,29 +64,28 @@ def progress(observed: Observation, block: StartupStatus | None, remediation: Re
         return Verdict(TRUE, Reason.STARTING, say("starting.more", serving=observed.serving, wanted=observed.wanted))
     if observed.pod_facts:
         return Verdict(TRUE, Reason.NOT_STARTED, say("pod.Terminating", pod=observed.pod_facts[0]))
-    return Verdict(
-        TRUE, Reason.NOT_STARTED, say("starting.no_pod", controller_log=LOG_OF_GROUPS if is_of_groups(observed.deployment) else "")
-    )
+    controller_log = LOG_OF_GROUPS if is_of_groups(observed.deployment) else ""
+    return Verdict(TRUE, Reason.NOT_STARTED, say("starting.no_pod", controller_log=controller_log))
 
 
-def pod_text(observed: Observation, view: PodFacts, block: StartupStatus | None = None) -> str:
+def pod_text(observed: Observation, view: PodFacts, startup: StartupStatus | None = None) -> str:
     """Describe the state of one Pod, and the fix."""
-    text, state = _state_text(observed, view, block), view.state
-    if view.group is not None and view.group.diagnosis.standing is not GroupStanding.CRASHED:
+    text, state = _state_text(observed, view, startup), view.state
+    if view.group is not None and view.group.diagnosis.state is not GroupState.CRASHED:
         text = observed.messages.fit("pods.of_group", shrink=("text",), text=text, pod=view, group=view.group, controller_log=LOG_OF_GROUPS)
     if state is None or not state.skipped_seconds:
         return text
     return observed.messages.fit("pods.log_skipped", shrink=("text",), text=text, pod=view, seconds=state.skipped_seconds)
 
 
-def _state_text(observed: Observation, view: PodFacts, block: StartupStatus | None) -> str:
+def _state_text(observed: Observation, view: PodFacts, startup: StartupStatus | None) -> str:
     check = view.stall_check
     if check is not None and check.stalled:
-        left, decided = stall_restarts_left(observed), current(observed.resource)
+        left, decided = stall_restarts_left(observed), remediation_in_force(observed.resource)
         done = "restarting" if left or (decided and view.start_name in decided.stalled_pods) else "left" if left == 0 else ""
         facts: dict[str, Any] = {"since": check.since, "limit_seconds": check.limit, "done": done}
         return observed.messages.fit("pod.Stalled", shrink=("text",), pod=view, text=describe(observed, view, briefly=True), **facts)
-    text = describe(observed, view, block)
+    text = describe(observed, view, startup)
     facts = _unschedulable(observed, view) if view.phase is Phase.UNSCHEDULABLE else {}
     if view.phase is Phase.HUNG:
         facts = {"on_hang": observed.plan.on_hang if observed.plan is not None else None}
@@ -102,12 +98,12 @@ def _unschedulable(observed: Observation, view: PodFacts) -> dict[str, Any]:
         outcome = replace(outcome, plan=None, fresh=None, free=None)  # a Pod that the rollout is going to replace
     plan, today = outcome.plan, outcome.fresh.plan if outcome.fresh is not None else None
     gpu = plan.product if plan is not None else None
-    found, free, wanted = find_obstacle(observed, view), outcome.free, observed.resource.spec.accelerator or AcceleratorSpec()
+    found, free, wanted = find_untolerated_taints(observed, view), outcome.free, observed.resource.spec.accelerator or AcceleratorSpec()
     gpu_today = today.product if gpu and today and today.product != gpu and (free is None or free.is_better) else None
     advice = say(
         unschedulable_advice(view.message or "", found, has_other_plan=gpu_today is not None),
-        obstacle=found,
-        tainted=say("unschedulable.tainted", obstacle=found) if found is not None else "",
+        untolerated=found,
+        tainted=say("unschedulable.tainted", untolerated=found) if found is not None else "",
         needed=plan.count if plan is not None else 0,
         unit=plan.device if plan is not None else "GPU",
         serving=observed.serving if observed.serving < observed.wanted else 0,  # during a rollout, there may be one replica more
@@ -128,9 +124,9 @@ def partly(observed: Observation, text: str) -> str:
     return observed.messages.fit("pods.partly", shrink=("text",), serving=observed.serving, wanted=observed.wanted, text=text)
 
 
-def _of_pods(observed: Observation, block: StartupStatus | None) -> Verdict:
+def _of_pods(observed: Observation, startup: StartupStatus | None) -> Verdict:
     worst, *others = observed.unhealthy
-    text = pod_text(observed, worst, block)
+    text = pod_text(observed, worst, startup)
     if others:
         text = observed.messages.fit("pods.others", shrink=("text",), text=text, others=len(others))
     # others wait until the first Pod has filled the cache
@@ -181,7 +177,7 @@ def _measuring(observed: Observation, gate: Gate, start: str) -> Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Obstacle:
+class UntoleratedTaints:
     """The taints on the nodes with the fewest untolerated taints. `node` is one of `nodes` nodes with exactly these."""
 
     node: str
@@ -189,7 +185,7 @@ class Obstacle:
     taints: tuple[Taint, ...]
 
 
-def find_obstacle(observed: Observation, view: PodFacts) -> Obstacle | None:
+def find_untolerated_taints(observed: Observation, view: PodFacts) -> UntoleratedTaints | None:
     """Return the taints that keep a Pod off the nodes with its GPUs; None if there are none or they are unknown."""
     tolerations = reading.mapping(view.manifest, "spec").get("tolerations")
     kept_off = ((node, tuple(it for it in taints if not it.is_tolerated(tolerations))) for node, taints in observed.taints.items())
@@ -197,15 +193,15 @@ def find_obstacle(observed: Observation, view: PodFacts) -> Obstacle | None:
     if not tainted:
         return None
     node = min(tainted, key=lambda name: (len(tainted[name]), name))
-    return Obstacle(node, Counter(tainted.values())[tainted[node]], tainted[node])
+    return UntoleratedTaints(node, Counter(tainted.values())[tainted[node]], tainted[node])
 
 
-def unschedulable_advice(message: str, obstacle: Obstacle | None, *, has_other_plan: bool) -> str:
+def unschedulable_advice(message: str, untolerated: UntoleratedTaints | None, *, has_other_plan: bool) -> str:
     """Choose the advice for a Pod that fits no node, by the scheduler's message. `has_other_plan`: a new plan would use another GPU."""
-    if obstacle is not None and "taint" in message:
-        if any(taint.is_passing for taint in obstacle.taints):
+    if untolerated is not None and "taint" in message:
+        if any(taint.is_passing for taint in untolerated.taints):
             return "unschedulable.taint_passing"
-        is_usually_tolerated = any(taint.key == GPU_TAINT for taint in obstacle.taints)
+        is_usually_tolerated = any(taint.key == GPU_TAINT for taint in untolerated.taints)
         return "unschedulable.taint_usually_tolerated" if is_usually_tolerated else "unschedulable.taint"
     found = next((name for phrase, name in load_messages().misfits.items() if phrase in message), "unschedulable.anything")
     return "unschedulable.other_plan" if has_other_plan and found != "unschedulable.cpu_or_memory" else found

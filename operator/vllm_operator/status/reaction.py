@@ -21,7 +21,7 @@ from vllm_operator.status import remedies
 from vllm_operator.status.cache_damage import CacheDamage, assess_cache_damage
 from vllm_operator.status.crashes import Crashes, Finding
 from vllm_operator.status.observation import Observation, PodFacts
-from vllm_operator.status.remedies import Engine, current
+from vllm_operator.status.remedies import Engine, remediation_in_force
 
 DEFAULT_MAX_ATTEMPTS = 2
 DEFAULT_MAX_STALL_RESTARTS = 2
@@ -44,7 +44,7 @@ def react(observed: Observation, crashes: Crashes) -> Reaction:
     plan, finding = observed.outcome.plan, crashes.most_informative
     if finding is not None and finding.status.signature not in observed.knowledge.signatures:
         finding = None
-    remediation = _with_stalled(observed, _about_crash(observed, plan, finding))
+    remediation = _with_stalled(observed, _decide_remediation(observed, plan, finding))
     listed = remediation.stalled_pods if remediation is not None else []
     is_stopped = remediation is not None and remediation.state == "Stopped"
     return Reaction(
@@ -60,12 +60,12 @@ def stall_restarts_left(observed: Observation) -> int | None:
     startup = observed.resource.spec.startup
     if startup is None or startup.on_stall != "Restart":
         return None
-    decided = current(observed.resource)
+    decided = remediation_in_force(observed.resource)
     return max(0, (startup.max_stall_restarts or DEFAULT_MAX_STALL_RESTARTS) - len(decided.stalled_pods if decided else ()))
 
 
 def _with_stalled(observed: Observation, status: RemediationStatus | None) -> RemediationStatus | None:
-    decided = current(observed.resource)
+    decided = remediation_in_force(observed.resource)
     listed = decided.stalled_pods if decided else []
     names = [view.start_name for view in observed.starting if view.is_stalled]
     pods = [name for name in names if name not in listed][: stall_restarts_left(observed) or 0]
@@ -75,7 +75,7 @@ def _with_stalled(observed: Observation, status: RemediationStatus | None) -> Re
     return base.model_copy(update={"stalled_pods": [*base.stalled_pods, *pods]})
 
 
-def _about_crash(observed: Observation, plan: Plan | None, finding: Finding | None) -> RemediationStatus | None:
+def _decide_remediation(observed: Observation, plan: Plan | None, finding: Finding | None) -> RemediationStatus | None:
     resource = observed.resource
     if plan is None and resource.pinned is None and resource.status.revision is not None:
         return remedies.last_written(resource)  # the plan cannot be read now
@@ -88,8 +88,8 @@ def _about_crash(observed: Observation, plan: Plan | None, finding: Finding | No
 def decide_about_crash(observed: Observation, plan: Plan, finding: Finding) -> RemediationStatus:
     """Decide about a crash in force that the catalog knows. `plan` is the current plan without remedies."""
     resource, crash = observed.resource, finding.status
-    kept = current(resource) or RemediationStatus(observed_generation=planned_generation(resource))
-    is_same = (kept.pod, kept.restarts or 0, kept.signature) == (crash.pod, finding.run, crash.signature)
+    kept = remediation_in_force(resource) or RemediationStatus(observed_generation=planned_generation(resource))
+    is_same = (kept.pod, kept.restarts or 0, kept.signature) == (crash.pod, finding.restarts, crash.signature)
     if kept.state == "Stopped" or (is_same and not finding.during_start) or is_superseded(kept, finding):
         return kept
     engine = Engine.of(resource.spec, remedies.remedied(plan, kept), observed.knowledge.versions)
@@ -99,20 +99,20 @@ def decide_about_crash(observed: Observation, plan: Plan, finding: Finding) -> R
     only = remedy.select(signature) if remedy is not None else None
     changes = remedies.exact_changes(engine, signature, dict(finding.captures), only)
     has_failed = any(applied.signature == crash.signature for applied in kept.applied)
-    is_alike = any(it.is_current and it.phase is Phase.READY for it in observed.pod_facts)  # equal replicas serve, and would be replaced
-    command = None if has_failed or is_alike or _settings(resource).mode == "Off" else remedies.patch_command(resource, changes)
+    others_serve = any(it.is_current and it.phase is Phase.READY for it in observed.pod_facts)  # and would be replaced, too
+    command = None if has_failed or others_serve or _settings(resource).mode == "Off" else remedies.patch_command(resource, changes)
     state = "Suggested" if command is not None else "Applied" if kept.applied else None
     about = {"signature": crash.signature, "pod": crash.pod, "restarts": crash.restarts}
     suggested = kept.model_copy(update={**about, "state": state, "command": command, "message": None})
     if kept.state == "GaveUp":
-        return _stop(observed, finding, suggested.model_copy(update={"state": kept.state, "message": kept.message}))
+        return _stopped_if_permanent(observed, finding, suggested.model_copy(update={"state": kept.state, "message": kept.message}))
     if not finding.during_start or not signature.auto_safe or any(engine.is_users(change) for change in changes):
         changes = ()  # none of them is safe
-    acted = _act(observed, finding, suggested, remedy, changes)
-    return acted if len(acted.applied) > len(kept.applied) else _stop(observed, finding, acted)
+    changed = _apply_remedy(observed, finding, suggested, remedy, changes)
+    return changed if len(changed.applied) > len(kept.applied) else _stopped_if_permanent(observed, finding, changed)
 
 
-def _act(
+def _apply_remedy(
     observed: Observation, finding: Finding, suggested: RemediationStatus, remedy: Remedy | None, safe: tuple[RemedyChange, ...]
 ) -> RemediationStatus:
     settings, crash, say = _settings(observed.resource), finding.status, partial(observed.messages.say, limit=1024)
@@ -139,8 +139,8 @@ def _act(
     return suggested.model_copy(update={"state": "Applied", "applied": [*suggested.applied, entry], "message": message})
 
 
-def _stop(observed: Observation, finding: Finding, status: RemediationStatus) -> RemediationStatus:
-    is_asked, runs = _settings(observed.resource).on_unrecoverable_crash == "ScaleToZero", finding.run + 1
+def _stopped_if_permanent(observed: Observation, finding: Finding, status: RemediationStatus) -> RemediationStatus:
+    is_asked, runs = _settings(observed.resource).on_unrecoverable_crash == "ScaleToZero", finding.restarts + 1
     if (
         not is_asked
         or observed.serving
@@ -161,7 +161,7 @@ def _ends_every_start(observed: Observation, finding: Finding, kept: Remediation
     """Return whether every start ends in this crash, and neither a restart nor the operator can prevent it."""
     if observed.serving or not is_permanent(observed.knowledge.signatures[finding.status.signature]) or is_superseded(kept, finding):
         return False
-    return finding.run + 1 >= UNRECOVERABLE_RUNS or (kept is not None and kept.state == "GaveUp")
+    return finding.restarts + 1 >= UNRECOVERABLE_RUNS or (kept is not None and kept.state == "GaveUp")
 
 
 def is_permanent(signature: Signature) -> bool:

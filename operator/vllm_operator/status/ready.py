@@ -1,4 +1,4 @@
-"""Conditions: Ready (the most important problem), Available, Crashed, Hung, Stalled, and those of optional objects.
+"""Conditions: Ready (the most important problem), Available, Crashed, Hung, Stalled, ReadingImage, and those of optional objects.
 
 Cause and remedy of a crash come from its signature (`catalog/data/signatures.yaml`), the sentences around them from
 `catalog/data/messages.yaml`.
@@ -150,7 +150,7 @@ def _known_before(crashes: Crashes) -> CrashStatus | None:
     if last is None or found is None:
         return None
     # any Pod of a group counts, and a group that has served since then counts from the beginning
-    is_same = last.pod == found.view.name if found.view.group is None else found.run > (last.restarts or 0)
+    is_same = last.pod == found.view.name if found.view.group is None else found.restarts > (last.restarts or 0)
     return last if is_same else None
 
 
@@ -232,13 +232,14 @@ def _crash_text(
 
 def _fit_crash(observed: Observation, facts: dict[str, Any]) -> str:
     # the remedy is more important than where flags belong, and than what is also in status.lastCrash: the command, the whole cause
-    whole, bare = len(facts["cause"]), {"suggested": ""}
-    for least, said in ((whole, {"names_fields": True}), (whole, {}), (100, bare)):
-        text = observed.messages.say("crash.one", limit=8 * wording.MESSAGE_LIMIT, **facts | said)
-        if (room := whole + wording.MESSAGE_LIMIT - len(text)) >= min(least, whole):
-            cause = wording.whole_sentences(facts["cause"], room, at_least=30)
-            return observed.messages.say("crash.one", **facts | said | {"cause": cause})
-    return observed.messages.fit("crash.one", shrink=("cause", "remedy", "done"), **facts | bare)
+    cause, without_command = facts["cause"], {"suggested": ""}
+    for least_of_cause, changed in ((len(cause), {"names_fields": True}), (len(cause), {}), (min(100, len(cause)), without_command)):
+        text = observed.messages.say("crash.one", limit=8 * wording.MESSAGE_LIMIT, **facts | changed)
+        room = len(cause) + wording.MESSAGE_LIMIT - len(text)
+        if room >= least_of_cause:
+            cause = wording.whole_sentences(cause, room, at_least=30)
+            return observed.messages.say("crash.one", **facts | changed | {"cause": cause})
+    return observed.messages.fit("crash.one", shrink=("cause", "remedy", "done"), **facts | without_command)
 
 
 def _done(observed: Observation, decided: RemediationStatus, crash: CrashStatus) -> str:

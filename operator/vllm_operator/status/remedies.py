@@ -171,7 +171,7 @@ def _create(path: str, value: Any) -> list[Operation]:
     return [{"op": "test", "path": path, "value": None}, {"op": "add", "path": path, "value": value}]
 
 
-def current(resource: VLLMDeployment) -> RemediationStatus | None:
+def remediation_in_force(resource: VLLMDeployment) -> RemediationStatus | None:
     """Return the decision for the current spec; None if there is none. Scaling keeps remedies, and ends a stop."""
     status = last_written(resource)
     if status is None:
@@ -210,7 +210,7 @@ def to_record(status: RemediationStatus | None, crash: CrashStatus | None) -> tu
 
 def carried_out(resource: VLLMDeployment, plan: Plan) -> tuple[VLLMDeployment, Plan]:
     """Return the resource and the plan to render: with the remedies and avoided nodes, and without replicas after a stop."""
-    decided, plan = current(resource), avoiding(resource, plan)
+    decided, plan = remediation_in_force(resource), avoiding(resource, plan)
     if decided is None:
         return resource, plan
     if decided.state == "Stopped":
@@ -235,7 +235,7 @@ def remedied(plan: Plan, decided: RemediationStatus) -> Plan:
 
 def without_suggestion(resource: VLLMDeployment) -> RemediationStatus | None:
     """Return the decision that remains while no crash is in force: applied remedies, restarts and a stop, without suggestions."""
-    decided = current(resource)
+    decided = remediation_in_force(resource)
     if decided is None or not (decided.applied or decided.stalled_pods or decided.state == "Stopped"):
         return None
     if decided.state in ("Stopped", "GaveUp"):

@@ -13,7 +13,7 @@ from vllm_operator.api import conditions, reading
 from vllm_operator.api.conditions import FALSE, READY, TRUE, UNKNOWN, EventDraft, Reason, Verdict
 from vllm_operator.api.status import StartupStatus, VLLMDeploymentStatus
 from vllm_operator.pods.view import Phase
-from vllm_operator.status import bad_nodes, caches, claims, planned, progressing, ready, startup
+from vllm_operator.status import bad_nodes, caches, claims, planned, progressing, ready
 from vllm_operator.status.crashes import Crashes, counts_as_crash_at, find_crashes, shorten
 from vllm_operator.status.events import draft_events
 from vllm_operator.status.observation import Observation, PodFacts
@@ -21,12 +21,14 @@ from vllm_operator.status.reaction import Reaction, react
 from vllm_operator.status.remedies import to_record
 from vllm_operator.status.rollback import decide_rollback, rolled_back
 from vllm_operator.status.starts import StartClock, saved_seconds, start_clock
+from vllm_operator.status.startup import silence_begins, startup_status
 
 _SOON = 1.0
 """Minimum seconds until the next observation."""
 NODES_SECONDS = 30
 """Interval between reads of the nodes while no GPU matches. Nodes are not watched, and a new one takes minutes."""
-FREE_SECONDS = 5  # between looks at what is free while a Pod has no node: Pods of others are not watched
+FREE_SECONDS = 5
+"""Interval between reads of what is free while a Pod has no node. Pods of others are not watched."""
 UNREADABLE_SECONDS = 3
 """Interval between attempts to list the nodes for a new plan while the API server fails."""
 _SIZED = (Reason.NO_MATCHING_GPU, Reason.DOES_NOT_FIT, Reason.MODEL_SIZE_UNKNOWN)
@@ -56,9 +58,9 @@ def report(observed: Observation) -> Report:
     """
     crashes, logged = find_crashes(observed), planned.logged_backends(observed)
     reaction = react(observed, crashes)
-    block, block_held_until = startup.startup_status(observed)
-    status = _status(observed, crashes, reaction, logged, block)
-    due = [when for when in (block_held_until, *_deadlines(observed, crashes)) if when is not None and when > observed.now]
+    startup, withheld_until = startup_status(observed)
+    status = _status(observed, crashes, reaction, logged, startup)
+    due = [when for when in (withheld_until, *_deadlines(observed, crashes)) if when is not None and when > observed.now]
     return Report(
         status=status,
         events=draft_events(observed, status, crashes, logged),
@@ -70,11 +72,7 @@ def report(observed: Observation) -> Report:
 
 
 def _status(
-    observed: Observation,
-    crashes: Crashes,
-    reaction: Reaction,
-    logged: planned.Backends,
-    block: StartupStatus | None,
+    observed: Observation, crashes: Crashes, reaction: Reaction, logged: planned.Backends, startup: StartupStatus | None
 ) -> VLLMDeploymentStatus:
     rollback, failure = decide_rollback(observed, crashes, reaction.remediation)
     remediation, last_crash = to_record(reaction.remediation, crashes.last)
@@ -84,7 +82,7 @@ def _status(
     cached = caches.cache_status(observed, reaction.cache_damage)
     if observed.plan is None and about_plan.get("revision") is not None:
         cached = observed.previous.cache  # the plan cannot be read now: keep the known state of its caches
-    cache_verdict = caches.cache_verdict(observed, cached, block, reaction.cache_damage)
+    cache_verdict = caches.cache_verdict(observed, cached, startup, reaction.cache_damage)
     avoided = bad_nodes.decide_avoided(observed, crashes)
     verdicts = {
         conditions.CRASHED: ready.crashed(observed, crashes, reaction.remediation, avoided),
@@ -96,14 +94,14 @@ def _status(
         conditions.CACHE_PUBLISHED: caches.cache_published(observed, cached.artifact if cached else None),
     }
     judged = {type: verdict for type, verdict in verdicts.items() if verdict is not None}
-    progress = progressing.progress(observed, block, reaction.remediation)
+    progress = progressing.progress(observed, startup, reaction.remediation)
     judged[READY] = ready.ready(observed, crashes, judged, progress=progress, cache=cache_verdict, rollback=rollback, avoided=avoided)
     judged[conditions.AVAILABLE] = ready.available(observed)
     if (stalled := ready.stalled(observed, judged, is_unrecoverable=reaction.is_unrecoverable)) is not None:
         judged[conditions.STALLED] = stalled
-    said = judged.get(conditions.CRASHED) or judged.get(conditions.ROLLED_BACK)
-    if last_crash is not None and said is not None:
-        last_crash = shorten(last_crash, observed.knowledge.signatures, said.message)
+    has_cause = judged.get(conditions.CRASHED) or judged.get(conditions.ROLLED_BACK)
+    if last_crash is not None and has_cause is not None:
+        last_crash = shorten(last_crash, observed.knowledge.signatures, has_cause.message)
     previous, generation, now = observed.previous, observed.resource.metadata.generation, reading.stamp(observed.now) or ""
     return VLLMDeploymentStatus(
         observed_generation=generation,
@@ -114,8 +112,8 @@ def _status(
         conditions=conditions.set_conditions(previous.conditions, judged, generation=generation, now=now),
         **about_plan,
         cache=caches.with_message(cached, cache_verdict, judged[READY]),
-        race=_race(observed, block),
-        startup=block,
+        race=_race(observed, startup),
+        startup=startup,
         last_crash=last_crash,
         remediation=remediation,
         rollback=rollback,
@@ -123,11 +121,11 @@ def _status(
     )
 
 
-def _race(observed: Observation, block: StartupStatus | None) -> str | None:
+def _race(observed: Observation, startup: StartupStatus | None) -> str | None:
     if (race := observed.activity.race) is None:
         return observed.previous.race if observed.resource.may_race else None
     primers = (view for view in observed.primer_facts if race.run_name and view.phase not in (Phase.READY, Phase.TERMINATING))
-    starts = [progressing.pod_text(observed, view, block) for view in primers]
+    starts = [progressing.pod_text(observed, view, startup) for view in primers]
     results = [(entrant, race.record.gain(entrant)) for entrant in race.record.entrants[1:]] if race.record is not None else []
     return observed.messages.say("race", limit=1000, record=race.record, results=results, waits=race.waits, text=" ".join(starts))
 
@@ -152,7 +150,7 @@ def _deadlines(observed: Observation, crashes: Crashes) -> Iterator[datetime | N
     yield claims.binding_deadline(observed)
     yield from (finding.reportable_at for finding in crashes.findings)
     for view in observed.starting:
-        yield startup.silence_begins(observed, view)
+        yield silence_begins(observed, view)
         yield counts_as_crash_at(observed, view)
         if view.stall_check is not None:
             yield view.stall_check.deadline

@@ -5,14 +5,14 @@ The decision is written to the status, from where the next reconciliation carrie
 when it changes or when a new plan is requested. While an earlier revision runs, the operator decides nothing further: it never goes back
 twice in a row, and never replaces a user's rollback.
 
-A revision fails by failures of its own Pods until it has served for `spec.rollout.proveSeconds`:
+Until a revision has served for `spec.rollout.proveSeconds`, these failures of its own Pods end it:
 - at once by a crash after it has served, a missed deadline, an image that does not exist, a hang that nobody ends (`onHang: Report`), and a
   crash that no restart can fix
 - by a container that cannot be created, after three restarts (`MAX_RESTARTS`) or at the deadline
 - by any other crash, when its Pods together have crashed four times
 
-If there is a way back (`onFailure`, and an earlier revision has served), it is given up: `status.rollback.revision` is set. Otherwise the
-failure is only reported.
+If an earlier revision has served, and `onFailure` is not `Hold`, the operator gives up the revision: `status.rollback.revision` is set.
+Otherwise the failure is only reported.
 
 Failures of a node, the hub, storage, a registry or other Pods do not count (`origin` of the signature), nor does a crash for which the
 operator is applying a remedy or repairing a cache.
@@ -96,7 +96,7 @@ def _completed(observed: Observation, before: RollbackStatus) -> RollbackStatus:
 
 def _failures(observed: Observation, revision: Manifest, crashes: Crashes, remediation: RemediationStatus | None) -> Iterator[Failure]:
     own = [it for it in crashes.in_force if it.reportable_at is None and _counts(observed, revision, it, remediation)]
-    runs = sum(finding.run + 1 for finding in own)
+    runs = sum(finding.restarts + 1 for finding in own)
     for finding in own:
         if runs > MAX_RESTARTS or _is_final(observed, revision, finding):
             crash = finding.status

@@ -109,7 +109,7 @@ def learn(known: StageSeconds, state: StartupState, *, shown: Collection[str] = 
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class StageEstimate:
     """Estimated seconds of a stage."""
 
     seconds: int
@@ -117,7 +117,7 @@ class Estimate:
     until: datetime | None  # end of the stage; None if its start is unknown
 
 
-def estimate(observed: Observation, stage: Stage, state: StartupState) -> Estimate | None:
+def estimate_stage(observed: Observation, stage: Stage, state: StartupState) -> StageEstimate | None:
     """Return the estimate for the current stage; None if nothing is known."""
     plan = observed.outcome.plan
     if plan is None:
@@ -131,14 +131,14 @@ def estimate(observed: Observation, stage: Stage, state: StartupState) -> Estima
     if not seconds:
         return None
     rounded = wording.rounded(seconds)
-    return Estimate(rounded, where, state.stage_since + timedelta(seconds=rounded) if state.stage_since is not None else None)
+    return StageEstimate(rounded, where, state.stage_since + timedelta(seconds=rounded) if state.stage_since is not None else None)
 
 
 def seconds_left(observed: Observation, stage: Stage, state: StartupState, counted: Progress | None) -> int | None:
     """Return the estimated seconds left in the current stage; None if unknown, or if the estimate is exceeded."""
     if counted is not None and not state.silent_stage_inferred:
         return by_count(counted)
-    known = estimate(observed, stage, state)
+    known = estimate_stage(observed, stage, state)
     left = (known.until - observed.now).total_seconds() if known is not None and known.until is not None else 0.0
     return wording.rounded(left) or None
 
@@ -151,7 +151,7 @@ def by_count(counted: Progress) -> int | None:
 
 
 def is_warm(observed: Observation, state: StartupState) -> bool:
-    """Return whether a start finds compiled artifacts, as far as known."""
+    """Return whether a start finds filled caches, as far as known."""
     plan = observed.outcome.plan
     return plan is not None and next_start_finds(observed, plan) in FILLED and state.cache.misses == 0
 

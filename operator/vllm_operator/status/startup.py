@@ -1,6 +1,6 @@
 """`status.startup`: the start in progress, in numbers; the words about it; and weights that a Job fetches before a start.
 
-A start logs lines far more often than the status should be written. The previous block is kept until another Pod leads, the stage changes,
+A start logs lines far more often than the status should be written. The previous value is kept until another Pod leads, the stage changes,
 5 % more is done after a second, or 10 s have passed. It is kept as a whole, so a report on an unchanged observation equals the previous
 one, even if time has passed.
 """
@@ -17,14 +17,14 @@ from vllm_operator.caches.context import Fetching
 from vllm_operator.logs.state import Progress, Stage, StartupState
 from vllm_operator.pods.view import Phase, refine
 from vllm_operator.status.observation import Observation, PodFacts, why_no_pod
-from vllm_operator.status.starts import by_count, estimate, seconds_left
+from vllm_operator.status.starts import by_count, estimate_stage, seconds_left
 from vllm_operator.text import wording
 
-HOLD_SECONDS = 10
+WRITE_SECONDS = 10
 """Minimum interval between writes of small progress."""
-HOLD_SHARE = 0.05
+SOON_WRITE_SHARE = 0.05
 """Progress by this share of the total is written earlier."""
-SHORT_HOLD_SECONDS = 1
+SOON_WRITE_SECONDS = 1
 """Minimum interval between writes of larger progress. Otherwise a bar with few steps would be written at every step."""
 _MAX_PODS = 16
 _MAX_RANKS = 3
@@ -33,18 +33,18 @@ _MAX_RANKS = 3
 
 def startup_status(observed: Observation) -> tuple[StartupStatus | None, datetime | None]:
     """Return the start in progress (None without one), and when withheld progress may be written (None without any)."""
-    block, previous = _block(observed), observed.previous.startup
-    if block is None or previous is None:
-        return block, None
-    written = previous if _is_held(block, previous, observed.now) else block
+    startup, previous = _current_startup(observed), observed.previous.startup
+    if startup is None or previous is None:
+        return startup, None
+    written = previous if _is_withheld(startup, previous, observed.now) else startup
     updated = reading.moment(written.update_time)
-    return written, None if updated is None or _same(block, written) else updated + _hold(block, written)
+    return written, None if updated is None or _same(startup, written) else updated + _write_interval(startup, written)
 
 
-def describe(observed: Observation, view: PodFacts, block: StartupStatus | None = None, *, briefly: bool = False) -> str:
+def describe(observed: Observation, view: PodFacts, startup: StartupStatus | None = None, *, briefly: bool = False) -> str:
     """Describe the progress of the start of one Pod, without its name; with `briefly`, also without times.
 
-    The numbers are those of `block`, if that is about the Pod, so that words are not written more often than numbers.
+    The numbers are those of `startup`, if that is about the Pod, so that words are not written more often than numbers.
     """
     state, words = view.state, observed.messages.stages[view.stage]
     if view.phase is not Phase.STARTING:
@@ -56,17 +56,15 @@ def describe(observed: Observation, view: PodFacts, block: StartupStatus | None 
     counted = _progress(state)
     if counted is not None:
         what = wording.clean(counted.label, 80) or words
-        is_written = block is not None and block.pod == view.name and block.total == counted.total
-        completed, eta = (
-            (block.completed, block.eta_seconds) if block is not None and is_written else (counted.completed, by_count(counted))
-        )
+        written = startup if startup is not None and startup.pod == view.name and startup.total == counted.total else None
+        completed, eta = (written.completed, written.eta_seconds) if written is not None else (counted.completed, by_count(counted))
         eta = None if briefly or state.silent_stage_inferred else eta
         words = observed.messages.say("startup.counted", limit=200, what=what, completed=completed, total=counted.total, eta=eta)
     if briefly or (counted is not None and not state.silent_stage_inferred):
         return words
     name = "startup.silent" if state.silent_stage_inferred else "startup.uncounted"
     since = state.last_line_at if state.silent_stage_inferred else state.stage_since
-    return observed.messages.say(name, limit=400, what=words, since=since, usual=estimate(observed, view.stage, state))
+    return observed.messages.say(name, limit=400, what=words, since=since, usual=estimate_stage(observed, view.stage, state))
 
 
 def silence_begins(observed: Observation, view: PodFacts) -> datetime | None:
@@ -87,9 +85,9 @@ def _stage_of(view: PodFacts) -> str:
     return str(view.phase if view.node and view.phase in _WAITS else view.stage)
 
 
-def _block(observed: Observation) -> StartupStatus | None:
+def _current_startup(observed: Observation) -> StartupStatus | None:
     if not observed.starting:
-        return _fetching_block(observed)
+        return _fetching_startup(observed)
     lead, *others = observed.starting[:_MAX_PODS]
     if lead.group is not None:  # the other nodes of this replica, the least progress first
         members = [it for it in lead.group.members if it.name != lead.name and it.phase is not Phase.READY]
@@ -103,13 +101,10 @@ def _block(observed: Observation) -> StartupStatus | None:
         eta_seconds=eta,
         pod=lead.name,
         restarts=lead.restarts or None,
-        pods=[*map(_entry, others)] or None,
+        pods=[PodStartup(name=it.name, stage=_stage_of(it), restarts=it.restarts or None, **_counts(_counted(it))) for it in others]
+        or None,
         **_counts(counted),
     )
-
-
-def _entry(view: PodFacts) -> PodStartup:
-    return PodStartup(name=view.name, stage=_stage_of(view), restarts=view.restarts or None, **_counts(_counted(view)))
 
 
 def _counts(counted: Progress | None) -> dict[str, Any]:
@@ -125,29 +120,29 @@ def _progress(state: StartupState | None) -> Progress | None:
     return counted if counted is not None and 0 <= counted.completed <= counted.total and 0 < counted.total <= MAX_COUNTED else None
 
 
-def _is_held(block: StartupStatus, previous: StartupStatus, now: datetime) -> bool:
-    if _same(block, previous):
+def _is_withheld(startup: StartupStatus, previous: StartupStatus, now: datetime) -> bool:
+    if _same(startup, previous):
         return True
-    if _lead(block) != _lead(previous):
+    if _lead(startup) != _lead(previous):
         return False
     updated = reading.moment(previous.update_time)
-    return updated is not None and timedelta(0) <= now - updated < _hold(block, previous)
+    return updated is not None and timedelta(0) <= now - updated < _write_interval(startup, previous)
 
 
-def _hold(block: StartupStatus, previous: StartupStatus) -> timedelta:
+def _write_interval(startup: StartupStatus, previous: StartupStatus) -> timedelta:
     advance = 0.0
-    if block.total and block.completed is not None and previous.completed is not None:
-        advance = abs(block.completed - previous.completed) / block.total
-    return timedelta(seconds=SHORT_HOLD_SECONDS if advance >= HOLD_SHARE else HOLD_SECONDS)
+    if startup.total and startup.completed is not None and previous.completed is not None:
+        advance = abs(startup.completed - previous.completed) / startup.total
+    return timedelta(seconds=SOON_WRITE_SECONDS if advance >= SOON_WRITE_SHARE else WRITE_SECONDS)
 
 
-def _same(block: StartupStatus, previous: StartupStatus) -> bool:
-    """Return whether the blocks are equal except for times. The time left refers to `update_time`."""
-    return block.model_copy(update={"update_time": previous.update_time, "eta_seconds": previous.eta_seconds}) == previous
+def _same(startup: StartupStatus, previous: StartupStatus) -> bool:
+    """Return whether they are equal except for times. The time left refers to `update_time`."""
+    return startup.model_copy(update={"update_time": previous.update_time, "eta_seconds": previous.eta_seconds}) == previous
 
 
-def _lead(block: StartupStatus) -> tuple[object, ...]:
-    return (block.stage, block.total, block.pod, block.restarts, frozenset((it.name, it.restarts) for it in block.pods or ()))
+def _lead(startup: StartupStatus) -> tuple[object, ...]:
+    return (startup.stage, startup.total, startup.pod, startup.restarts, frozenset((it.name, it.restarts) for it in startup.pods or ()))
 
 
 MAX_COUNTED = 10**15
@@ -188,14 +183,14 @@ def describe_fetching(observed: Observation) -> Verdict | None:
             free_gib=fetching.free_bytes / _GIB if fetching.free_bytes is not None else None,
         )
         return Verdict(FALSE, Reason.FETCH_FAILED, text)
-    why, is_stuck = _obstacle(observed, fetching)
+    why, is_stuck = _why_not_fetching(observed, fetching)
     shown = progress if progress is not None and not why else Progress(0, 0, "")
     sizes: dict[str, Any] = {"completed": shown.completed / _GIB, "total": shown.total / _GIB, "eta": shown.eta_seconds}
     text = say("fetching_weights.running", why=why, **sizes)
     return Verdict(FALSE, Reason.FETCH_FAILED, text) if is_stuck else Verdict(TRUE, Reason.FETCHING_WEIGHTS, text)
 
 
-def _obstacle(observed: Observation, fetching: Fetching) -> tuple[str, bool]:
+def _why_not_fetching(observed: Observation, fetching: Fetching) -> tuple[str, bool]:
     """Return why the Job does not run (empty if it runs or the reason is unknown), and whether only a change can make it run."""
     if fetching.view is None:
         refused = why_no_pod(observed, Role.FETCHING)
@@ -206,7 +201,7 @@ def _obstacle(observed: Observation, fetching: Fetching) -> tuple[str, bool]:
     return view.message, view.phase in _STUCK
 
 
-def _fetching_block(observed: Observation) -> StartupStatus | None:
+def _fetching_startup(observed: Observation) -> StartupStatus | None:
     fetching, progress = observed.activity.fetching, _downloaded(observed)
     if fetching is None or fetching.view is None or progress is None:
         return None
