@@ -248,12 +248,10 @@ def page_of_several(logs: list[tuple[str, StartupParser]], *, colours: bool) -> 
     """Return the page about the most severe log, with its name and one line about each other log if there are several."""
     (name, worst), *others = logs
     worst_page = page(worst, worst.final_state, colours=colours)
-    rows = [f"  {each}: {headline(parser.final_state)}" for each, parser in others]
-    return (
-        "\n\n".join((name, worst_page, "\n".join(("Other logs" if name and not name.startswith("pod/") else "Other containers", *rows))))
-        if others
-        else worst_page
-    )
+    if not others:
+        return worst_page
+    title = "Other logs" if name and not name.startswith("pod/") else "Other containers"
+    return "\n\n".join((name, worst_page, "\n".join((title, *(f"  {each}: {headline(log.final_state)}" for each, log in others)))))
 
 
 def as_json(state: StartupState) -> dict[str, Any]:

@@ -250,12 +250,8 @@ class _StatusPage:
     def _add_events(self, events: Iterable[Manifest]) -> None:
         known = newest(events)
         shown = known[:EVENTS_SHOWN]
-        title = (
-            "Events"
-            if len(known) == len(shown)
-            else f"Events (the newest {len(shown)} of {len(known)}; `kubectl vllm status -o yaml` shows all)"
-        )
-        self.lines += [(), line(Span(title, Style.BOLD))] if shown else []
+        more = f" (the newest {len(shown)} of {len(known)}; `kubectl vllm status -o yaml` shows all)" if len(known) > len(shown) else ""
+        self.lines += [(), line(Span(f"Events{more}", Style.BOLD))] if shown else []
         for when, event in shown:
             style = Style.YELLOW if text(event, "type") == "Warning" else ""
             times = integer(event, "count") or 1

@@ -19,7 +19,7 @@ from itertools import islice
 from typing import Any
 
 from vllm_operator.catalog.error_forms import ASIDE, load_error_forms
-from vllm_operator.catalog.startup import Severity, Signature
+from vllm_operator.catalog.startup import FailureKind, Severity, Signature
 from vllm_operator.catalog.templates import fill_in
 from vllm_operator.catalog.versions import load_versions
 from vllm_operator.logs import tracebacks
@@ -54,7 +54,6 @@ _SERVING_WINDOW = 2000
 _SHUTDOWN_WINDOW = 80
 _WRAPS = 3  # lines to which the message of an exception may be wrapped
 _UNFOLDED, _UNFOLDS_WITHIN = 3, 60  # number of lines after a message that say why, and where they are looked for
-_NO_MESSAGE: tuple[str, bool, int, str, list[str]] = ("", False, -_UNFOLDS_WITHIN, "", [])  # process, whether raw, line, text, next lines
 _LAST_STAGE = "ServerStart"
 
 
@@ -78,7 +77,7 @@ class Evidence:
     more: list[str] = field(default_factory=list)  # the next lines, if the message announces them
 
     @property
-    def rank(self) -> tuple[bool, int, int]:
+    def order(self) -> tuple[bool, int, int]:
         """Sorts the best explanation first."""
         signature = self.signature
         return (signature is not None and signature.follows_others, -signature.priority if signature else 0, self.number)
@@ -113,59 +112,77 @@ def describe(signature: Signature, line: str, known: Sequence[tuple[str, str]], 
 
 def _to_crash(evidence: Evidence, facts: Mapping[str, str], recognizer: Recognizer) -> Crash:
     """Describe evidence, fit for display. `facts`: values for the texts in addition to the captures."""
-    forms = load_error_forms()
-    line = present(said := " ".join((evidence.text.strip(), *evidence.more)), LINE_LIMIT)
+    forms, message = load_error_forms(), " ".join((evidence.text.strip(), *evidence.more))
+    line = present(message, LINE_LIMIT)
     frames = (present(frame, LINE_LIMIT // 2) for frame in evidence.frames[-_EXCERPT_FRAMES:])
     excerpt = "\n".join((*frames, line))[-EXCERPT_LIMIT:]
     facts = {**facts, "traceback": "\n".join((*(present(frame, LINE_LIMIT // 2) for frame in evidence.frames[-_NEAR:]), line))}
     if evidence.signature is not None:
-        captures = tuple((name, present(value, LINE_LIMIT)) for name, value in evidence.captures)
-        known = (*facts.items(), *captures)
-        details = {"line_number": evidence.number, "excerpt": excerpt, "captures": captures, "time": evidence.time}
-        crash = describe(evidence.signature, line, known, **details)
-        if not _QUOTED.isdisjoint(dict(captures)) and "choices" not in dict(captures):
-            crash = replace(crash, remedy=_with_advice(crash.remedy or "", line))
-        return replace(crash, cause=f"{crash.cause} {present(evidence.because, LINE_LIMIT)}") if evidence.because else crash
+        return _describe_known(evidence, evidence.signature, line, excerpt, facts)
     code, where = (present(each, LINE_LIMIT // 2) for each in _place(evidence))
-    kind = recognizer.kind(f"{said}{code}", where, evidence.frames)
+    kind = recognizer.kind(f"{message}{code}", where, evidence.frames)
     if evidence.because and _WARNED not in evidence.because and (kind is None or not kind.first):
         before = recognizer.kind(evidence.because, "", ())
         kind = before if before is not None and before.first else kind  # it says why
     if forms.refused.search(excerpt) is not None and (kind is None or not kind.first or "[type=" in line):
-        cause, remedy, family = forms.texts["refusedCause"], _with_advice(forms.texts["refusedRemedy"], line), REFUSED
-        checked = evidence.frames[-1] if evidence.frames and evidence.frames[-1].lstrip().startswith(("assert ", "if ")) else ""
-        if about := [flag for flag in _settings(checked) or _settings(_without_input(line)) if flag not in line]:
-            is_set = (given := facts.get("given")) is None or any(flag[0] == "V" or flag[2:].replace("-", "_") in given for flag in about)
-            remedy = f"The check is about {', '.join(about)}{'' if is_set else forms.texts['derived']}. {remedy}"
+        cause, remedy, family = forms.texts["refusedCause"], _remedy_of_refusal(evidence, line, facts), REFUSED
     elif kind is not None:
         found = compiled(kind.message).search(f"{line}{code} {where}") if kind.message is not None else None
         known = (*facts.items(), *((found.groupdict() if found is not None else {}).items()))
-        cause, remedy, family = fill_in(kind.cause, known), fill_in(kind.remedy, known), kind.id
-        if (advised := _with_advice(remedy, line)) != remedy:
-            remedy = advised
-        elif forms.condition.search(line) is not None and (flags := [flag for flag in _settings(line) if flag not in remedy[:40]]):
-            remedy = f"First change what the message is about: {', '.join(flags)}. If that does not help: {remedy}"
-        elif facts.get("stage") == "Ready" and not kind.first:
-            remedy = f"{forms.texts['served']}{remedy}"
-        options = [flag for flag in facts.get("options", "").split(", ") if flag]
-        if named := [flag for flag in options if flag in remedy]:
-            remedy += f" This engine has {' and '.join(named)}."
-        elif options and not kind.first:
-            remedy += f" To see whether an optional feature is the cause, start once without {', '.join(options)}."
+        remedy = _remedy_of_kind(kind, fill_in(kind.remedy, known), line, facts)
+        cause, family = fill_in(kind.cause, known), kind.id
     else:
         cause, remedy, family = forms.texts["unknownCause"], _with_advice(forms.texts["unknownRemedy"], line), ""
     because = f" ({present(evidence.because, LINE_LIMIT // 2)})" if evidence.because else ""
-    place = f"{code}{', in ' if where else ''}{where}"
-    told = _without_input(line)
-    shown = f"{cause}: {told.rstrip('.:') if place else told}{place}{because}"
+    place, quoted = f"{code}{', in ' if where else ''}{where}", _without_input(line)
+    shown = f"{cause}: {quoted.rstrip('.:') if place else quoted}{place}{because}"
     return Crash(UNKNOWN, shown, remedy, None, line, line_number=evidence.number, excerpt=excerpt, family=family, time=evidence.time)
+
+
+def _describe_known(evidence: Evidence, signature: Signature, line: str, excerpt: str, facts: Mapping[str, str]) -> Crash:
+    captures = tuple((name, present(value, LINE_LIMIT)) for name, value in evidence.captures)
+    details = {"line_number": evidence.number, "excerpt": excerpt, "captures": captures, "time": evidence.time}
+    crash = describe(signature, line, (*facts.items(), *captures), **details)
+    if not _QUOTED.isdisjoint(dict(captures)) and "choices" not in dict(captures):
+        crash = replace(crash, remedy=_with_advice(crash.remedy or "", line))
+    return replace(crash, cause=f"{crash.cause} {present(evidence.because, LINE_LIMIT)}") if evidence.because else crash
+
+
+def _remedy_of_refusal(evidence: Evidence, line: str, facts: Mapping[str, str]) -> str:
+    """Return the remedy for settings that vLLM refuses. It names those of the check that failed, if the message does not."""
+    forms = load_error_forms()
+    remedy = _with_advice(forms.texts["refusedRemedy"], line)
+    check = evidence.frames[-1] if evidence.frames and evidence.frames[-1].lstrip().startswith(("assert ", "if ")) else ""
+    about = [name for name in _settings(check) or _settings(_without_input(line)) if name not in line]
+    if not about:
+        return remedy
+    given = facts.get("given")
+    is_set = given is None or any(name.startswith("VLLM_") or name[2:].replace("-", "_") in given for name in about)
+    return f"The check is about {', '.join(about)}{'' if is_set else forms.texts['derived']}. {remedy}"
+
+
+def _remedy_of_kind(kind: FailureKind, remedy: str, line: str, facts: Mapping[str, str]) -> str:
+    """Return the remedy of a kind of failures with what the message advises or is about, and with the engine's optional features."""
+    forms = load_error_forms()
+    if (advised := _with_advice(remedy, line)) != remedy:
+        remedy = advised
+    elif forms.condition.search(line) is not None and (flags := [flag for flag in _settings(line) if flag not in remedy[:40]]):
+        remedy = f"First change what the message is about: {', '.join(flags)}. If that does not help: {remedy}"
+    elif facts.get("stage") == "Ready" and not kind.first:
+        remedy = f"{forms.texts['served']}{remedy}"
+    options = [flag for flag in facts.get("options", "").split(", ") if flag]
+    if named := [flag for flag in options if flag in remedy]:
+        remedy += f" This engine has {' and '.join(named)}."
+    elif options and not kind.first:
+        remedy += f" To see whether an optional feature is the cause, start once without {', '.join(options)}."
+    return remedy
 
 
 def _with_advice(remedy: str, line: str) -> str:
     """Return a remedy that begins with what the message tells to do."""
-    advice = load_error_forms().advice.search(_without_input(line))
-    told = re.sub("^(us|set)(?:t?ing) ", lambda verb: "use " if verb[1] == "us" else "set ", advice[1].rstrip(". ")) if advice else ""
-    return f"Do first what the message says: {told}. If that does not help: {remedy}" if told and told not in remedy else remedy
+    found = load_error_forms().advice.search(_without_input(line))
+    advice = re.sub("^(us|set)(?:t?ing) ", lambda verb: "use " if verb[1] == "us" else "set ", found[1].rstrip(". ")) if found else ""
+    return f"Do first what the message says: {advice}. If that does not help: {remedy}" if advice and advice not in remedy else remedy
 
 
 def _without_input(line: str) -> str:
@@ -193,7 +210,19 @@ def _place(evidence: Evidence) -> tuple[str, str]:
 
 
 def _best(evidence: Iterable[Evidence]) -> Evidence | None:
-    return min(evidence, key=lambda each: each.rank, default=None)
+    return min(evidence, key=lambda each: each.order, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """A message that later lines may continue or explain."""
+
+    process: str
+    text: str
+    number: int  # its line
+    is_raw: bool = False
+    wraps: int = 0  # number of lines that continued it
+    reasons: list[str] = field(default_factory=list)  # the lines that it announces
 
 
 @dataclass(slots=True)
@@ -213,7 +242,7 @@ class _Findings:
     failed_records: int = 0  # number of records below ERROR before it
     failure_at: int | None = None  # line that surely says so
     only_death: bool = False  # so far, the failure only reports the death of another process
-    wrapped: tuple[str, str, int, int] | None = None  # latest exception, which may go on: process, text, line, lines that followed
+    wrapped: _Message | None = None  # latest exception, which may go on
     chained: Evidence | None = None  # exception from whose handler the next one comes
 
     def keep(self, is_kept: Callable[[Evidence], bool]) -> None:
@@ -232,7 +261,7 @@ class _Findings:
         elif evidence.warned and evidence.weak:
             self.evidence[name] = replace(before, records=evidence.records)  # the engine has not survived it: it is repeated
         if len(self.evidence) > _KEPT:
-            del self.evidence[max(self.evidence, key=lambda each: self.evidence[each].rank)]
+            del self.evidence[max(self.evidence, key=lambda each: self.evidence[each].order)]
 
     def root(self) -> Evidence | None:
         """Return the error itself, if the log contains it."""
@@ -309,8 +338,8 @@ class CrashTracker:
         self._stopping = False
         self._leaving = False
         self._found = _Findings()
-        self._said = ("", "", 0)  # latest error record that is no part of a traceback: process, text, line
-        self._unfolding = _NO_MESSAGE
+        self._said = _Message("", "", 0)  # latest error record that is no part of a traceback
+        self._unfolding: _Message | None = None  # latest message that announces lines
         self._survivor: Crash | None = None  # the error that the engine survived before it was told to stop
 
     def count(self) -> None:
@@ -332,7 +361,7 @@ class CrashTracker:
         self.stage = stage
         found = self._found
         if ready:
-            self._ready, self._said = True, ("", "", 0)
+            self._ready, self._said = True, _Message("", "", 0)
             self.notices.pop(STALL, None)  # it loaded or compiled
             self._found = _Findings(found.records)
             self.tracebacks.forget()
@@ -396,7 +425,7 @@ class CrashTracker:
                 self.error(process, level, text.replace(tracebacks.BEGINNING, "").lstrip(": >"), number)
             return
         if part is Part.OTHER and level is not None and text.strip() and self._recognizer.look(text).failure is None:
-            self._said = (process, text, number)
+            self._said = _Message(process, text, number)
         if part is Part.OTHER and self._found.wrapped is None and not self._may_matter(text):
             return
         harmless = part is not Part.OTHER and self.tracebacks.is_harmless(process)
@@ -411,15 +440,16 @@ class CrashTracker:
 
     def _unfold(self, process: str, level: int | None, part: Part, text: str, number: int) -> None:
         # The next lines of a message that ends with "Reasons:" or "Ninja output:" say why.
-        writer, raw, begun, said, lines = self._unfolding
-        if (process, level is None) == (writer, raw) and number - begun <= _UNFOLDS_WITHIN and not text.startswith(tracebacks.BEGINNING):
-            tells = part in (Part.OTHER, Part.EXCEPTION) and text and text not in said and not self._forms.between.match(text)
-            if tells and len(lines) < _UNFOLDED and ("CUDA error" not in said or "hip" in text):
-                lines.append(text.strip())
+        known = self._unfolding
+        is_next = known is not None and known.is_raw is (level is None) and number - known.number <= _UNFOLDS_WITHIN
+        if known is not None and known.process == process and is_next and not text.startswith(tracebacks.BEGINNING):
+            tells = part in (Part.OTHER, Part.EXCEPTION) and text and text not in known.text and not self._forms.between.match(text)
+            if tells and len(known.reasons) < _UNFOLDED and ("CUDA error" not in known.text or "hip" in text):
+                known.reasons.append(text.strip())
         elif part is Part.EXCEPTION and self._forms.unfolds.search(text):
-            self._unfolding = (process, level is None, number, text, [])
-        elif process == writer:
-            self._unfolding = _NO_MESSAGE
+            self._unfolding = _Message(process, text, number, is_raw=level is None)
+        elif known is not None and known.process == process:
+            self._unfolding = None
 
     def _may_matter(self, text: str) -> bool:
         # False for most lines that are no records, and cheap.
@@ -472,12 +502,12 @@ class CrashTracker:
         if not known and ("with error '" in text or "method" in text) and self._forms.quoting.search(text):
             self._found.quoted = self._found.quoted or self._seen(process, text, number)
         if part is Part.EXCEPTION:
-            self._found.wrapped = None if known else (process, text, number, 0)
+            self._found.wrapped = None if known else _Message(process, text, number)
         elif self._forms.unfinished.search(text):
-            self._found.wrapped = (process, text, number, _WRAPS)
+            self._found.wrapped = _Message(process, text, number, wraps=_WRAPS)
         elif not known and self._forms.panic.match(text):
             self._found.unknown = self._found.unknown or self._seen(process, text, number)
-            self._found.wrapped = (process, text, number, 0)
+            self._found.wrapped = _Message(process, text, number)
         unknown = self._found.unknown
         if text.startswith(tracebacks.CHAINED) and unknown is not None and unknown.process == process:
             # Of a chain, the last exception says what failed, and the first one why. A handler may have failed by itself, but an exception
@@ -492,10 +522,11 @@ class CrashTracker:
 
     def _continue(self, process: str, text: str) -> None:
         # A terminal or browser may have wrapped the message of an exception.
-        writer, begun, number, lines = self._found.wrapped or ("", "", 0, 0)
-        if self._found.wrapped is None or process not in (writer, ""):
+        message, more = self._found.wrapped, text.lstrip()
+        if message is None or process not in (message.process, ""):
             return
-        known, unknown = any(self._match(writer, begun + space + text.lstrip(), number) for space in (" ", "")), self._found.unknown
+        number, begun = message.number, message.text
+        known, unknown = any(self._match(message.process, begun + space + more, number) for space in (" ", "")), self._found.unknown
         if unknown is not None and unknown.number == number and unknown.signature is not None:
             self._found.unknown = self._found.evidence.get(unknown.signature.id, unknown)
         if known:
@@ -503,9 +534,10 @@ class CrashTracker:
             return
         # The message of a panic, and of an exception without text on its own line, is on the next line.
         bare = self._forms.panic.match(begun) or begun.rstrip().endswith("Error:")
-        if not lines and bare and self._found.unknown is not None and self._found.unknown.number == number:
+        if not message.wraps and bare and self._found.unknown is not None and self._found.unknown.number == number:
             self._found.unknown = replace(self._found.unknown, text=f"{begun.rstrip()} {text.strip()}"[: 2 * LINE_LIMIT])
-        self._found.wrapped = (writer, f"{begun} {text.lstrip()}"[: 2 * LINE_LIMIT], number, lines + 1) if lines < _WRAPS else None
+        longer = replace(message, text=f"{begun} {more}"[: 2 * LINE_LIMIT], wraps=message.wraps + 1)
+        self._found.wrapped = longer if message.wraps < _WRAPS else None
 
     def _look_for_failure(self, process: str, text: str, number: int, *, sure: bool = True) -> None:
         failure = self._recognizer.look(text).failure
@@ -573,9 +605,14 @@ class CrashTracker:
 
     def _before(self, process: str, text: str, number: int, closed: Traceback | None) -> str:
         """Return what the log says right before an error that may be why it happened."""
-        writer, said, line = self._said
-        if _BARE.fullmatch(text.strip()) is not None and said and writer == process and number - line <= tracebacks.LINES_KEPT:
-            return f"after {said.strip()}"
+        said = self._said
+        if (
+            _BARE.fullmatch(text.strip()) is not None
+            and said.text
+            and said.process == process
+            and number - said.number <= tracebacks.LINES_KEPT
+        ):
+            return f"after {said.text.strip()}"
         if closed is None:
             return ""
         start = number - closed.number + 1
@@ -600,9 +637,8 @@ class CrashTracker:
 
     def crash(self, *, ended: bool) -> Crash | None:
         """Return the crash, if the log shows one. `ended`: the process ended where the log ends."""
-        if not self._found.failed and (
-            self._ready or not ended or self._stopping or self.tracebacks.mention(self._forms.tracebacks.clients)
-        ):
+        is_quiet = self._ready or not ended or self._stopping
+        if not self._found.failed and (is_quiet or self.tracebacks.mention(self._forms.tracebacks.clients)):
             return None
         chosen = self._found.cause(self._titled() if ended else None)
         if chosen is not None and chosen.signature is not None and chosen.signature.is_echo and ended:
@@ -640,8 +676,8 @@ class CrashTracker:
     def _survived(self) -> Iterator[Crash]:
         """Return the error that a process of the engine logged after the start and that did not end it."""
         errors = (each for each in self._found.evidence.values() if each.is_error and not each.is_doubtful)
-        process, text, number = self._said
-        found = self._found.unknown or _best(errors) or Evidence(None, text, number, process)
+        said = self._said
+        found = self._found.unknown or _best(errors) or Evidence(None, said.text, said.number, said.process)
         if found.process.startswith(("EngineCore", "Worker")) and KV_TRANSFERS not in self.notices:
             known = self._described(found)
             texts = self._forms.texts
@@ -677,5 +713,5 @@ class CrashTracker:
         captures = tuple((name, value[:LINE_LIMIT]) for name, value in match.captures) if match is not None else ()
         frames = self.tracebacks.frames(process, most) if process is not None else ()
         known: dict[str, Any] = {"captures": captures, "records": self._found.records, "time": self._clock.now()}
-        more = self._unfolding[-1] if self._unfolding[2] == number else []
+        more = self._unfolding.reasons if self._unfolding is not None and self._unfolding.number == number else []
         return Evidence(signature, text[: 2 * LINE_LIMIT], number, process or "", frames, more=more, **known, **marks)

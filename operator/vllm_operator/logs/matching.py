@@ -67,7 +67,7 @@ class Match(NamedTuple):
             return False  # a sentence in Chinese that mentions the error
         if not self.name:
             return True
-        name = re.escape(self.name)
+        name = re.escape(self.name)  # after `:`, `(`, `[`, `=` or a rank such as 0/4, or before `:`, `)`, `]` or `>`, or the whole line
         return re.search(rf"(?:[:(\[]|(?<!=)=|\d/\d) *[\"']?[\w.:<]*{name}|{name}(?:\(\w+\))?[]:)>]|^[\w.]*{name}$", text) is not None
 
 

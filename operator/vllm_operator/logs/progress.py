@@ -117,11 +117,6 @@ class Counts:
         return f"#{next(self._numbers)}"
 
 
-def silence_seconds(state: StartupState, now: datetime) -> float:
-    """Return the seconds since the last line; 0 if the times of the log are unknown."""
-    return 0.0 if state.last_line_at is None else max(0.0, (now - state.last_line_at).total_seconds())
-
-
 def allowed_silence_seconds(stage: Stage, knowledge: StartupKnowledge) -> int | None:
     """Return the seconds for which a healthy start may log nothing in this stage; None if unknown."""
     known = knowledge.stages.silence.get(stage.value)
@@ -134,7 +129,8 @@ def infer_silence(state: StartupState, now: datetime, knowledge: StartupKnowledg
     is_silent = (
         state.crash is None
         and state.stage.value in stages.silent_stages
-        and silence_seconds(state, now) >= stages.silent_after_seconds
+        and state.last_line_at is not None
+        and (now - state.last_line_at).total_seconds() >= stages.silent_after_seconds
         and any(part in backend.casefold() for _, backend in state.observed_backends for part in stages.silent_backends)
     )
     return replace(state, silent_stage_inferred=is_silent)

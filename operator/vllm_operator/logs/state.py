@@ -55,13 +55,13 @@ class Crash:
 
 
 class LogProblem(StrEnum):
-    """Why a log could not be read: not yet, no permission, deleted by the kubelet, no answer, or parts skipped since it grew too fast."""
+    """Why a log could not be read."""
 
-    PENDING = "Pending"
-    FORBIDDEN = "Forbidden"
-    GONE = "Gone"
-    UNREACHABLE = "Unreachable"
-    SKIPPED = "Skipped"
+    PENDING = "Pending"  # it has not been read yet
+    FORBIDDEN = "Forbidden"  # the operator lacks the permission
+    GONE = "Gone"  # the kubelet has deleted it
+    UNREACHABLE = "Unreachable"  # the kubelet does not answer
+    SKIPPED = "Skipped"  # parts were skipped, because it grew too fast
 
 
 @dataclass(frozen=True, slots=True)

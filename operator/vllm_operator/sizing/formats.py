@@ -158,7 +158,7 @@ class WeightFormat:
         if not module.linear:
             return module.total * wide
         usual = self.size if not self.experts_only or module.shard is Shard.EXPERTS else float(wide)
-        if not module.in_layers:
+        if not module.layers:
             return module.total * (wide if module.name in MARKS else usual)
         remaining, total = set(module.layers), 0.0
         family = find_family(module.name, is_expert=module.shard is Shard.EXPERTS) if self.measured else ""
@@ -570,7 +570,7 @@ def measure_format(form: WeightFormat, shape: ModelShape, sizes: TensorSizes) ->
 def _elements(modules: Iterable[Module]) -> Counter[tuple[str, int]]:
     counted: Counter[tuple[str, int]] = Counter()
     for module in modules:
-        if module.in_layers and module.linear and module.elements:
+        if module.layers and module.linear and module.elements:
             for layer in module.layers:
                 counted[find_family(module.name, is_expert=module.shard is Shard.EXPERTS), layer] += module.elements
     return counted

@@ -212,7 +212,7 @@ def _has_quantized_layers(config: Mapping[str, Any]) -> bool | None:
     if shape is None:
         return None
     form = read_format(config, shape)
-    dense = (module for module in shape.modules if module.in_layers and module.linear and module.shard is not Shard.EXPERTS)
+    dense = (module for module in shape.modules if module.layers and module.linear and module.shard is not Shard.EXPERTS)
     return (
         None if form.assumed else any(form.bytes_of(module, shape.element_bytes) < module.total * shape.element_bytes for module in dense)
     )

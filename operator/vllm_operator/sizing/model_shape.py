@@ -39,12 +39,7 @@ class Module:
     @property
     def total(self) -> int:
         """Elements in the whole model."""
-        return self.elements * (len(self.layers) if self.in_layers else 1)
-
-    @property
-    def in_layers(self) -> bool:
-        """Whether layers have it."""
-        return bool(self.layers)
+        return self.elements * (len(self.layers) or 1)
 
 
 class Cache(Enum):

@@ -43,7 +43,7 @@ def weigh_stages(engine: Engine) -> list[float]:
             held *= experts
         if module.name == "self_attn.kv_b_proj" and size < module.total * wide:
             held += module.total * wide / parallel.tensor  # MLA computes with a 16-bit copy of quantized weights
-        if module.in_layers and parallel.pipeline > 1:
+        if module.layers and parallel.pipeline > 1:
             for layer in module.layers:
                 stages[min(bisect_right(ends, layer), parallel.pipeline - 1)] += held / len(module.layers)
         elif module.name == "lm_head":
@@ -149,7 +149,7 @@ def adapter_bytes(engine: Engine) -> float:
     """
     shape, options, elements = engine.shape, engine.options, 0.0
     for module in shape.modules if options.adapters else ():
-        if module.linear and module.in_layers:
+        if module.linear and module.layers:
             matrices = MATRICES.get(module.name.rpartition(".")[2], 1)
             kept = matrices * shape.hidden * (shape.experts if module.shard is Shard.EXPERTS else 1)
             split = module.elements / shape.hidden / (1 if module.shard is Shard.REPLICATED else engine.parallel.tensor)

@@ -83,11 +83,8 @@ def latest(observed: Observation, quarantined: tuple[QuarantinedCache, ...]) -> 
 
 def _candidates(observed: Observation, plan: Plan, crashes: Crashes) -> Iterator[_Candidate]:
     for finding in crashes.in_force:
-        if (
-            finding.reportable_at is None
-            and finding.status.signature in observed.knowledge.quarantining
-            and finding.view.has_caches_of(plan)
-        ):
+        is_of_caches = finding.status.signature in observed.knowledge.quarantining and finding.view.has_caches_of(plan)
+        if is_of_caches and finding.reportable_at is None:
             yield _Candidate(finding.status.signature, finding.view, finding.restarts)
     for view in observed.starting:
         state = view.state

@@ -18,15 +18,7 @@ from vllm_operator.text import wording
 
 WRONG = (Reason.CLAIM_MISSING, Reason.STORAGE_CLASS_MISSING, Reason.CLAIM_READ_ONLY)
 """Reasons that do not go away while a start waits: somebody must change the spec, or create what it names."""
-CLAIM_PROBLEMS = (
-    Reason.CLAIM_MISSING,
-    Reason.STORAGE_CLASS_MISSING,
-    Reason.CLAIM_NOT_BOUND,
-    Reason.CLAIM_NAME_TAKEN,
-    Reason.CLAIM_READ_ONLY,
-    Reason.CLAIM_TERMINATING,
-    Reason.CLAIM_TOO_SMALL,
-)
+CLAIM_PROBLEMS = (*WRONG, Reason.CLAIM_NOT_BOUND, Reason.CLAIM_NAME_TAKEN, Reason.CLAIM_TERMINATING, Reason.CLAIM_TOO_SMALL)
 """Reasons that prevent any Pod from starting."""
 _MAX_NAMED_PODS = 2
 BINDING_SECONDS = 15
@@ -142,11 +134,8 @@ def space_verdict(observed: Observation) -> Verdict | None:
         return None
     facts: dict[str, Any] = {"needed": needed / GIBIBYTE, "size": found[0] / GIBIBYTE, "requested": found[1] / GIBIBYTE}
     facts |= {"claim": observed.weights_claim_name, "storage_class": reading.text(claim, "spec", "storageClassName")}
-    facts |= {
-        "namespace": observed.resource.metadata.namespace,
-        "model": plan.model,
-        "is_given": spec is not None and spec.volume is not None and spec.volume.size,
-    }
+    is_given = spec is not None and spec.volume is not None and spec.volume.size
+    facts |= {"namespace": observed.resource.metadata.namespace, "model": plan.model, "is_given": is_given}
     text = observed.messages.say("cache.too_small", is_bound=_is_bound(claim), serving=observed.serving, **facts)
     return Verdict(TRUE if found[1] >= needed else FALSE, Reason.CLAIM_TOO_SMALL, text)
 

@@ -40,8 +40,6 @@ _BY_MESSAGE = (
     (conditions.READING_IMAGE, Reason.IMAGE_UNREADABLE, "image", ""),
 )
 """Conditions and reasons whose message alone identifies the occurrence; the name in the key, and the series."""
-
-
 _COMPLETE = (*ALL_STARTED, *conditions.REFUSALS, Reason.SCALED_TO_ZERO, Reason.APPLY_FAILED, Reason.OPERATOR_FAILED)
 """Reasons of Ready that do not tell of a rollout."""
 
@@ -118,9 +116,8 @@ def _rollback(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[E
         return
     rolled_back = find_condition(status.conditions, conditions.ROLLED_BACK)
     message = rolled_back.message if rolled_back is not None else describe_failed(observed, now)
-    yield EventDraft(
-        WARNING, Reason.ROLLED_BACK if now.revision else Reason.REVISION_FAILED, message, f"rollback-{_digest(now.failed, now.revision)}"
-    )
+    reason = Reason.ROLLED_BACK if now.revision else Reason.REVISION_FAILED
+    yield EventDraft(WARNING, reason, message, f"rollback-{_digest(now.failed, now.revision)}")
 
 
 def _stuck(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:

@@ -87,10 +87,7 @@ class Messages(Entry):
     def say(self, name: str, *, limit: int = wording.MESSAGE_LIMIT, **facts: Any) -> str:
         """Render a message: one line, free of control characters, at most `limit` characters.
 
-        Raises:
-            jinja2.TemplateNotFound: There is no such message.
-            jinja2.TemplateSyntaxError: It is malformed; the tests render all messages.
-            jinja2.UndefinedError: The message names a fact that is not given.
+        Raises jinja2.TemplateError if it does not exist, is malformed, or names a fact that is not given. The tests render all messages.
         """
         return clean(self._environment.get_template(name).render(**facts), limit)
 

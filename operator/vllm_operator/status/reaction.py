@@ -141,12 +141,8 @@ def _apply_remedy(
 
 def _stopped_if_permanent(observed: Observation, finding: Finding, status: RemediationStatus) -> RemediationStatus:
     is_asked, runs = _settings(observed.resource).on_unrecoverable_crash == "ScaleToZero", finding.restarts + 1
-    if (
-        not is_asked
-        or observed.serving
-        or not is_permanent(observed.knowledge.signatures[finding.status.signature])
-        or runs < UNRECOVERABLE_RUNS
-    ):
+    is_certain = runs >= UNRECOVERABLE_RUNS and is_permanent(observed.knowledge.signatures[finding.status.signature])
+    if not is_asked or observed.serving or not is_certain:
         return status
     message = observed.messages.say("remediation.stopped", runs=runs, crash=finding.status)
     stopped = {"state": "Stopped", "observed_generation": observed.resource.metadata.generation}

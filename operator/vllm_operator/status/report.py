@@ -180,9 +180,8 @@ def status_with_failure(previous: VLLMDeploymentStatus, *, reason: str, message:
     kept = {it.type: it for it in previous.conditions if it.type not in (*verdicts, conditions.STALLED)}
     verdicts |= {type: Verdict(UNKNOWN, reason, _UNKNOWN) for type in conditions.ALWAYS if type not in (*verdicts, *kept)}
     made = conditions.set_conditions(previous.conditions, verdicts, generation=generation, now=now)
-    return previous.model_copy(
-        update={"observed_generation": generation, "conditions": conditions.sort_conditions([*kept.values(), *made])}
-    )
+    changed = {"observed_generation": generation, "conditions": conditions.sort_conditions([*kept.values(), *made])}
+    return previous.model_copy(update=changed)
 
 
 def describe_invalid_spec(error: ValidationError) -> str:
