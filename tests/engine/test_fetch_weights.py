@@ -15,7 +15,7 @@ from support.model_hub import COMMIT, Hub, blob, serve
 from support.tools import command
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.logs.progress import read_bar
-from vllm_operator.tools.hub import SMALL_BYTES, choose
+from vllm_operator.tools.hub import SMALL_BYTES, files_to_fetch
 
 MODEL = "acme/llama"
 FILES = {"config.json": b"{}", "tokenizer.json": b"[]", "model.safetensors": b"weights"}
@@ -72,8 +72,13 @@ def test_weights_in_formats_that_vllm_would_not_read_are_not_downloaded() -> Non
         "2_Dense/pytorch_model.bin": 1,
         "tokenizer.json": large,
     }
-    assert sorted(choose(sizes)) == ["2_Dense/pytorch_model.bin", "config.json", "model-00001-of-00002.safetensors", "tokenizer.json"]
-    assert "pytorch_model.bin" in choose({name: size for name, size in sizes.items() if "safetensors" not in name})
+    assert sorted(files_to_fetch(sizes)) == [
+        "2_Dense/pytorch_model.bin",
+        "config.json",
+        "model-00001-of-00002.safetensors",
+        "tokenizer.json",
+    ]
+    assert "pytorch_model.bin" in files_to_fetch({name: size for name, size in sizes.items() if "safetensors" not in name})
 
 
 def partial_files(folder: Path, of: str = "") -> list[Path]:

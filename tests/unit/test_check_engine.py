@@ -110,9 +110,9 @@ def test_a_hang_is_reported_with_its_evidence(server: Server, folder: str, engin
 
 def run(seconds: float, server: Server, folder: str, file: Path, *, restarts: bool = True) -> State:
     """Run the probe of an engine that has been silent for this time. Return the state that the next one finds."""
-    file.write_text(progress.dump(silent(seconds, server)))
+    file.write_text(progress.format_state(silent(seconds, server)))
     assert check_engine.run(server.url, str(file), folder, "/nowhere", restarts=restarts) == 1
-    return progress.load(file.read_text())
+    return progress.parse_state(file.read_text())
 
 
 def test_an_engine_that_goes_on_hanging_is_ended_and_writes_its_stacks(
@@ -145,14 +145,14 @@ def test_the_next_engine_learns_nothing_from_a_hang_even_if_the_program_ends_wit
     with pytest.raises(SystemExit):
         run(150, server, folder, tmp_path / "state")
     server.answers["/metrics"] = (200, METRICS.replace(" 1.0\n", " 2.0\n"))
-    state, _ = check_engine.check(progress.load((tmp_path / "state").read_text()), server.url, folder, "/nowhere")
+    state, _ = check_engine.check(progress.parse_state((tmp_path / "state").read_text()), server.url, folder, "/nowhere")
     assert state.longest == 0
 
 
 def test_an_engine_is_only_reported_if_users_want_that(
     server: Server, folder: str, engine: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
-    assert run(1000, server, folder, tmp_path / "state", restarts=False).told.startswith("Engine hangs: ")
+    assert run(1000, server, folder, tmp_path / "state", restarts=False).description.startswith("Engine hangs: ")
     assert engine.poll() is None
 
 
@@ -395,7 +395,7 @@ def test_the_program_keeps_its_state_between_probes(server: Server, folder: str,
     for _ in range(run):
         done = subprocess.run(words, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    state = progress.load((tmp_path / "state").read_text())
+    state = progress.parse_state((tmp_path / "state").read_text())
     assert state.ranks["0"].is_busy
     assert (progress.silence(state) > 0) == (run == 2)
 

@@ -22,7 +22,7 @@ def follow(samples: Iterable[Sample], state: State | None = None) -> tuple[float
     reported = restarted = None
     state = state or State()
     for sample in samples:
-        state = progress.load(progress.dump(judge(state, sample)))  # as between two probes
+        state = progress.parse_state(progress.format_state(judge(state, sample)))  # as between two probes
         if progress.hangs(state) and reported is None:
             reported = sample.time
         if progress.needs_restart(state) and restarted is None:
@@ -121,14 +121,14 @@ def silent(seconds: float) -> list[Sample]:
 
 def test_an_engine_that_has_made_a_long_step_may_make_one_twice_as_long() -> None:
     _, _, state = follow(silent(90))
-    assert progress.limit(state) == 2 * 105  # the sign of life came within 15 s after 90 s
+    assert progress.silence_limit(state) == 2 * 105  # the sign of life came within 15 s after 90 s
     shifted = [Sample(each.time + 200, each.clock, {"0": Metrics(f"x{each.ranks['0'].signs}", 1)}) for each in silent(180)]
     assert follow(shifted, state)[0] is None
 
 
 def test_an_engine_does_not_learn_more_than_ten_minutes_from_a_hang_that_passed() -> None:
     _, _, state = follow(silent(7200))
-    assert progress.limit(state) == 1200
+    assert progress.silence_limit(state) == 1200
 
 
 def test_requests_that_stay_counted_are_no_work() -> None:
@@ -212,7 +212,7 @@ def test_each_rank_and_its_sleep_are_read() -> None:
 @given(st.text() | st.builds(lambda name, rest: f"{name}{{{rest}", st.sampled_from(sorted(progress.SIGNS)), st.text()))
 def test_any_text_can_be_read_as_metrics_and_as_a_state(text: str) -> None:
     progress.read_metrics(text)
-    progress.load(text)
+    progress.parse_state(text)
 
 
 def test_the_operator_recognizes_the_words_and_the_period_of_the_probe() -> None:

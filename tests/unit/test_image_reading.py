@@ -134,10 +134,10 @@ async def test_hostile_output_leads_to_the_nearest_release_with_a_warning(bench:
 
 async def test_an_image_of_unknown_version_that_cannot_be_read_needs_the_version_as_before(bench: Bench, fleet: Fleet) -> None:
     await fleet.serve(engine={"image": IMAGE})
-    run_job(bench, code=1, message="/ cannot be read as a build of vLLM: it holds no vllm/envs.py with variables")
+    run_job(bench, code=1, message="/ cannot be read as a build of vLLM: it contains no vllm/envs.py with variables")
     await fleet.settle()
     assert bench.condition("Ready").reason == "VersionUnknown"
-    assert "it holds no vllm/envs.py with variables" in bench.message("ReadingImage")
+    assert "it contains no vllm/envs.py with variables" in bench.message("ReadingImage")
 
 
 async def test_a_failed_reading_is_repeated_only_after_a_change_of_the_spec_or_a_request(bench: Bench, fleet: Fleet) -> None:

@@ -40,25 +40,27 @@ LINE_LIMIT = 4 * 1024 * 1024
 MOST_GPUS = 8
 HEADER = ("GPU", "count", "fits", "weights", "activation", "graphs", "KV cache", "KV tokens", "longest", "concurrency", "limit")
 FORMATS = "bf16, fp8, fp8_block, nvfp4, mxfp4, mxfp8, int8, awq or gptq"
-LEAST_CONTEXT, LEAST_BITS = 4096, 6
-SHOWN = {Prediction.STARTED: "yes", Prediction.TIGHT: "tight", Prediction.UNKNOWN: "unknown"}
+LEAST_CONTEXT = 4096  # of a GPU that is suggested, in tokens
+LEAST_BITS = 6  # of each weight, above which a quantized checkpoint is suggested
+FIT_WORDS = {Prediction.STARTED: "yes", Prediction.TIGHT: "tight", Prediction.UNKNOWN: "unknown"}
 Refuse = Callable[[str | None, ParallelShape], str]
 """Returns why no engine starts on GPUs of an architecture in these sizes; empty if no reason is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One GPU product and one size. `enough`: the desired concurrency is reached. `refusal`: why no engine starts on such a GPU."""
+    """One GPU product and one size. `has_concurrency`: as many as desired fit. `refusal`: why no engine starts on such a GPU."""
 
     product: Product
     parallel: ParallelShape
     made: Estimate
-    enough: bool
+    has_concurrency: bool
     refusal: str = ""
 
     @property
     def fits(self) -> bool:
-        return self.made.prediction is Prediction.STARTED and self.enough
+        """Whether it starts, and serves as many requests at a time as desired."""
+        return self.made.prediction is Prediction.STARTED and self.has_concurrency
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -227,8 +229,8 @@ def _advice(rows: Sequence[_Row], model: SizedModel, length: int | None, *, name
 
 def _cells(row: _Row, wanted: float) -> tuple[str, ...]:
     made = row.made
-    verdict, limit = SHOWN.get(made.prediction, "no"), made.limit
-    if made.prediction is Prediction.STARTED and not row.enough:
+    verdict, limit = FIT_WORDS.get(made.prediction, "no"), made.limit
+    if made.prediction is Prediction.STARTED and not row.has_concurrency:
         verdict, limit = "no", f"The KV cache holds {made.concurrency or 0:.1f} of {wanted:g} requests."
     if row.refusal:
         limit = "vLLM does not start: see below."

@@ -47,8 +47,9 @@ CHOSEN_BY = {"User": "user", "Rule": "rule", "Engine": "vLLM default"}
 _LABEL_WIDTH = 19
 _NEXT_LINE = " \\\n    "
 _IN_FORCE = {"subject": "subject", "inForce": "before", "today": "after", "reasonInForce": "before_reason", "reasonToday": "after_reason"}
+"""Members of a difference from the current plan in JSON, with the fields of `Difference`."""
 _CHANGED = {"subject": "subject", "before": "before", "after": "after", "reason": "after_reason"}
-"""Members of differences in JSON, from the current plan and from the previous revision, with the fields for them."""
+"""Members of a difference from the previous revision, with the fields."""
 _NO_NODES = (
     "No nodes were given, so the plan does not know the GPUs of the cluster. Add --nodes FILE (kubectl get nodes -o yaml > FILE), or give "
     "a NAME without -f to read everything from the cluster."

@@ -104,8 +104,8 @@ def differences(here: dict[str, str], text: str) -> str:
     there = {name: value for name, value in list(made.items())[:MAX_FACTS] if is_plain(name) and is_plain(value)}
     differing = [name for name in {**here, **there} if here.get(name) != there.get(name)]
     settings = [name for name in differing if name == "model" or name.startswith(("--", "VLLM_"))]
-    told = [f"{name} {there.get(name, 'none')} instead of {here.get(name, 'none')}" for name in differing if name not in settings]
-    return "; ".join([*told, *([f"other values of {', '.join(settings)}"] if settings else [])])
+    named = [f"{name} {there.get(name, 'none')} instead of {here.get(name, 'none')}" for name in differing if name not in settings]
+    return "; ".join([*named, *([f"other values of {', '.join(settings)}"] if settings else [])])
 
 
 def is_plain(value: Any) -> bool:

@@ -39,28 +39,28 @@ def run(url: str, file: str, folder: str, stacks: str, *, restarts: bool) -> int
             text = opened.read(MAX_BYTES)
     except OSError:  # the first probe
         text = ""
-    state, said = check(progress.load(text), url, folder, stacks)
-    is_due = restarts and bool(said) and progress.needs_restart(state)
+    state, failure = check(progress.parse_state(text), url, folder, stacks)
+    is_due = restarts and bool(failure) and progress.needs_restart(state)
     if is_due:
         state.ranks.clear()  # of the engine that ends, and this program with it: the state is written before
     try:
         with open(f"{file}.new", "w") as opened:
-            opened.write(progress.dump(state))
+            opened.write(progress.format_state(state))
         os.replace(f"{file}.new", file)
     except OSError as error:  # without a state, an engine never hangs
         print(f"{file} cannot be written: {error}")
-    if said:
-        print(said, flush=True)
-    is_gone = restarts and said.startswith(UNREACHABLE) and state.failures >= MAX_FAILURES
+    if failure:
+        print(failure, flush=True)
+    is_gone = restarts and failure.startswith(UNREACHABLE) and state.failures >= MAX_FAILURES
     if is_due or is_gone:
         from vllm_operator.tools import hang
 
-        hang.end_engine(said) if is_due else hang.end_abandoned_server()
-    return 1 if said else 0
+        hang.end_engine(failure) if is_due else hang.end_abandoned_server()
+    return 1 if failure else 0
 
 
 def check(state: State, url: str, folder: str, stacks: str) -> tuple[State, str]:
-    """Return the new state, and why the probe fails; empty if it does not."""
+    """Return the new state, and why the probe fails; empty if it does not. `state` is changed and must not be used afterwards."""
     end = time.monotonic() + TIMEOUT_SECONDS
     try:
         status = ask(url, "/health", end)[0]
@@ -87,18 +87,18 @@ def check(state: State, url: str, folder: str, stacks: str) -> tuple[State, str]
         sample.waits = waits if is_plain else waits or None
     judged = progress.judge(state, sample)
     if progress.silence(judged) < SUSPICIOUS_SECONDS:
-        judged.told = ""
+        judged.description = ""
         return judged, ""
     from vllm_operator.tools import hang  # only needed now: it takes time to import
 
     sample.is_paused, sample.is_compiling, sample.is_preparing = is_paused(url, end), hang.is_compiling(folder), hang.is_preparing()
     judged = progress.judge(state, sample)
     if not progress.hangs(judged):
-        judged.told = ""
+        judged.description = ""
         return judged, ""
-    if not judged.told:
-        judged.told = hang.record(folder, stacks, progress.describe(judged, sample), metrics)
-    return judged, judged.told
+    if not judged.description:
+        judged.description = hang.record(folder, stacks, progress.describe(judged, sample), metrics)
+    return judged, judged.description
 
 
 def ask(url: str, path: str, end: float) -> tuple[int, str]:

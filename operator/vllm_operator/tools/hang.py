@@ -43,11 +43,11 @@ def record(folder: str, stacks: str, what: str, metrics: str) -> str:
     `stacks` is the folder into which the engine has written its stacks, if it can.
     """
     processes, gpus = read_processes(), read_gpus()
-    told = f"{what}. {explain(processes, gpus)}"
+    description = f"{what}. {explain(processes, gpus)}"
     states = "\n".join([describe(processes), *(f"GPU {number}: {use} % busy" for number, use in enumerate(gpus))])
     with suppress(OSError):
-        keep(folder, {"what": told, "metrics": metrics, "processes": states, "stacks": read_stacks(stacks)})
-    return told
+        keep(folder, {"what": description, "metrics": metrics, "processes": states, "stacks": read_stacks(stacks)})
+    return description
 
 
 def is_compiling(folder: str) -> bool:

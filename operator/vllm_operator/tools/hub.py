@@ -48,7 +48,7 @@ NOT_ADAPTER_FILES = ["*/*"]
 REQUIRED = "adapter_config.json"
 
 
-def choose(sizes: dict[str, int]) -> dict[str, int]:
+def files_to_fetch(sizes: dict[str, int]) -> dict[str, int]:
     """Return the files to fetch: all but the weights in formats that the engine does not read."""
     top = [name for name in sizes if "/" not in name]
     chosen = next((pattern for pattern in FORMATS if fnmatch.filter(top, pattern)), None)
@@ -65,19 +65,19 @@ def fetch_weights(settings: dict[str, Any]) -> dict[str, Any]:
     repository = settings["repository"]
     info = HfApi().model_info(repository, revision=settings.get("revision"), files_metadata=True)
     siblings = {entry.rfilename: entry for entry in info.siblings or ()}
-    sizes = choose({name: entry.size or 0 for name, entry in siblings.items()})
+    sizes = files_to_fetch({name: entry.size or 0 for name, entry in siblings.items()})
     root = constants.HF_HUB_CACHE
     blobs = os.path.join(root, f"models--{repository.replace('/', '--')}", "blobs")
     os.makedirs(blobs, exist_ok=True)
     remove_leftovers(blobs, time.time())
     total = sum(sizes.values())
-    missing = sum(left(blobs, blob_of(siblings[name]), size) for name, size in sizes.items())
+    missing = sum(bytes_left(blobs, blob_of(siblings[name]), size) for name, size in sizes.items())
     disk = os.statvfs(root)
     free = disk.f_bavail * disk.f_frsize
     print(f"{repository}, commit {info.sha}: {total} bytes, {missing} of them to download; {free} bytes are free", flush=True)
     if missing and missing + MARGIN_BYTES > free:
         raise ArtifactError("NoSpace", "The volume has too little space.", needed=missing + MARGIN_BYTES, free=free)
-    threading.Thread(target=report_progress, args=(blobs, total, missing, used_in(blobs)), daemon=True).start()
+    threading.Thread(target=report_progress, args=(blobs, total, missing, bytes_in(blobs)), daemon=True).start()
     folder = snapshot_download(repository, revision=info.sha, allow_patterns=[glob.escape(name) for name in sizes])
     absent = [name for name, size in sizes.items() if siblings[name].size is not None and not has_size(os.path.join(folder, name), size)]
     if absent:
@@ -97,12 +97,12 @@ def blob_of(entry: Any) -> str | None:
     return name
 
 
-def left(blobs: str, blob: str | None, size: int) -> int:
+def bytes_left(blobs: str, blob: str | None, size: int) -> int:
     """Return how many bytes of a file are not downloaded yet."""
     path = os.path.join(blobs, blob or "")
     if blob is not None and os.path.exists(path):
         return 0
-    return size if blob is None else max(0, size - used(f"{path}.incomplete"))
+    return size if blob is None else max(0, size - bytes_on_disk(f"{path}.incomplete"))
 
 
 def remove_leftovers(blobs: str, now: float) -> None:
@@ -115,7 +115,7 @@ def remove_leftovers(blobs: str, now: float) -> None:
                 print(f"deleted {name}, a leftover of an interrupted download", flush=True)
 
 
-def stop(*_: Any) -> None:
+def handle_termination(*_: Any) -> None:
     """Exit immediately, and delete the partial files of this process that no later process continues."""
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -125,7 +125,7 @@ def stop(*_: Any) -> None:
     os._exit(143)
 
 
-def used(path: str) -> int:
+def bytes_on_disk(path: str) -> int:
     """Return the bytes of a file on the disk. A file may have its full size before its content."""
     with contextlib.suppress(OSError):
         found = os.stat(path)
@@ -133,17 +133,17 @@ def used(path: str) -> int:
     return 0
 
 
-def used_in(folder: str) -> int:
+def bytes_in(folder: str) -> int:
     """Return the bytes of the files in a folder on the disk."""
     with os.scandir(folder) as entries:
-        return sum(used(entry.path) for entry in entries)
+        return sum(bytes_on_disk(entry.path) for entry in entries)
 
 
 def report_progress(blobs: str, total: int, missing: int, base: int) -> None:
     """Print bars of tqdm until the process ends. `missing` of `total` bytes are to be added to the directory `blobs` with `base` bytes."""
     begun = time.monotonic()
     while total:
-        fetched, elapsed = max(0, used_in(blobs) - base), time.monotonic() - begun
+        fetched, elapsed = max(0, bytes_in(blobs) - base), time.monotonic() - begun
         done = min(total, total - missing + fetched)
         rest = clock(elapsed / fetched * (total - done)) if fetched and elapsed > 1 else "?"
         percent, amounts = done * 100 // total, f"{done / 10**6:.1f}M/{total / 10**6:.1f}M"  # small models show progress in this unit, too
@@ -195,7 +195,7 @@ def without_token(text: str) -> str:
 def main_weights() -> int:
     """Fetch the weights, and write the result."""
     # The first process of a container ignores this signal unless it handles it.
-    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGTERM, handle_termination)
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     try:
         result = fetch_weights(json.loads(os.environ["FETCH_WEIGHTS"]))

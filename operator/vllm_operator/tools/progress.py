@@ -87,14 +87,14 @@ class Rank:
 class State:
     """What is kept from one sample to the next.
 
-    `longest`: longest silence in seconds that ended with a sign of life. `load`: minimum load since the last sign of life. `told`: what has
-    been said about the hang; empty if there is none. `failures`: how often in a row the server has not answered.
+    `longest`: longest silence in seconds that ended with a sign of life. `load`: minimum load since the last sign of life.
+    `description`: that of the hang; empty if there is none. `failures`: how often in a row the server has not answered.
     """
 
-    __slots__ = ("failures", "load", "longest", "ranks", "time", "told")
+    __slots__ = ("description", "failures", "load", "longest", "ranks", "time")
 
-    def __init__(self, time: float = 0.0, longest: float = 0.0, load: int = 0, failures: int = 0, told: str = "") -> None:
-        self.time, self.longest, self.load, self.failures, self.told = time, longest, load, failures, told
+    def __init__(self, time: float = 0.0, longest: float = 0.0, load: int = 0, failures: int = 0, description: str = "") -> None:
+        self.time, self.longest, self.load, self.failures, self.description = time, longest, load, failures, description
         self.ranks: dict[str, Rank] = {}
 
 
@@ -124,12 +124,12 @@ def read_metrics(text: str) -> dict[str, Metrics]:
 
 
 def judge(state: State, sample: Sample) -> State:
-    """Return the state after a sample. `told` and `failures` are kept."""
+    """Return the state after a sample. `description` and `failures` are kept."""
     gap = sample.time - state.time
     step = gap if 0 <= gap <= MAX_GAP_SECONDS else None
     everything = "".join(one.signs for _, one in sorted(sample.ranks.items()))
     load, server = sample.load or 0, state.ranks.get(SERVER)
-    judged = State(sample.time, state.longest, load, state.failures, state.told)
+    judged = State(sample.time, state.longest, load, state.failures, state.description)
     if server is not None and server.signs == everything:
         judged.load = min(load, state.load)
     is_awake = any(one.is_awake for one in sample.ranks.values())
@@ -156,19 +156,19 @@ def silence(state: State) -> float:
     return max((rank.silent for rank in state.ranks.values()), default=0.0)
 
 
-def limit(state: State) -> float:
+def silence_limit(state: State) -> float:
     """Return the silence in seconds that is reported."""
     return max(REPORT_SECONDS, LEARNED_FACTOR * state.longest)
 
 
 def hangs(state: State) -> bool:
     """Return whether the engine hangs."""
-    return silence(state) >= limit(state)
+    return silence(state) >= silence_limit(state)
 
 
 def needs_restart(state: State) -> bool:
     """Return whether the engine has hung for so long that only a restart helps."""
-    return silence(state) >= limit(state) + RESTART_SECONDS
+    return silence(state) >= silence_limit(state) + RESTART_SECONDS
 
 
 def describe(state: State, sample: Sample) -> str:
@@ -189,18 +189,18 @@ def _requests(number: int) -> str:
     return f"{number} request{'' if number == 1 else 's'}"
 
 
-def dump(state: State) -> str:
+def format_state(state: State) -> str:
     """Return a state as text."""
-    lines: list[tuple[object, ...]] = [(state.time, state.longest, state.load, state.failures, state.told)]
+    lines: list[tuple[object, ...]] = [(state.time, state.longest, state.load, state.failures, state.description)]
     lines += [(name, rank.signs, int(rank.is_busy), rank.since, rank.silent) for name, rank in state.ranks.items()]
     return "".join("\t".join(map(str, line)) + "\n" for line in lines)
 
 
-def load(text: str) -> State:
-    """Return the state in a text of `dump`; an empty one if it is none."""
+def parse_state(text: str) -> State:
+    """Return the state in a text of `format_state`; an empty one if it is none."""
     try:
-        (time_, longest, load_, failures, told), *lines = (line.split("\t") for line in text.splitlines())
-        state = State(float(time_), float(longest), int(load_), int(failures), told)
+        (time_, longest, load_, failures, description), *lines = (line.split("\t") for line in text.splitlines())
+        state = State(float(time_), float(longest), int(load_), int(failures), description)
         for name, signs, is_busy, since, silent in lines:
             state.ranks[name] = Rank(signs, is_busy == "1", float(since), float(silent))
     except ValueError:

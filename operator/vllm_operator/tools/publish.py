@@ -75,7 +75,7 @@ def read_description(folder: int, settings: dict[str, Any]) -> Description:
         base, tag = artifact.portability_key(settings, packed["fingerprint"])
         kept = tuple(labels.get(f"{artifact.LABEL}{name}") for name in ("format", "base", "tag"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ArtifactError("Rejected", "What was packed is no artifact.") from None
+        raise ArtifactError("Rejected", "What was packed is not an artifact.") from None
     if not is_sound or kept != (artifact.FORMAT, base, tag) or len(text.encode()) > artifact.MAX_JSON:
         raise ArtifactError("Rejected", "What was packed is not the artifact of this engine.")
     return Description(base, tag, text.encode(), files, size)

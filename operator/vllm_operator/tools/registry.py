@@ -54,7 +54,7 @@ class Registry:
     def __init__(self, repository: str, secret: str = "", scheme: str = "https", *, push: bool = False) -> None:
         found = REPOSITORY.fullmatch(repository)
         if found is None:
-            raise ArtifactError("Invalid", f"{repository} is no repository with the name of a registry.")
+            raise ArtifactError("Invalid", f"{repository} is not of the form REGISTRY/REPOSITORY.")
         self.host, self.name = found[1], found[2]
         self.origin = f"{scheme}://{DOCKER_HUB.get(self.host, self.host)}"
         self.secret, self._push = secret, push
@@ -65,7 +65,7 @@ class Registry:
             if secret and os.path.exists(authority):
                 context.load_verify_locations(authority)
         except (OSError, ssl.SSLError) as error:
-            raise ArtifactError("Invalid", f"ca.crt in the Secret is no certificate: {error}") from None
+            raise ArtifactError("Invalid", f"ca.crt in the Secret is not a certificate: {error}") from None
         self._opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), Redirects(scheme))
 
     def manifest(self, reference: str) -> tuple[bytes, str]:
@@ -90,7 +90,7 @@ class Registry:
     def blob(self, digest: str) -> http.client.HTTPResponse:
         """Open a blob. The content is not checked."""
         if not DIGEST.fullmatch(digest):
-            raise ArtifactError("Rejected", f"{digest[:80]} is no digest.")
+            raise ArtifactError("Rejected", f"{digest[:80]} is not a digest.")
         return self._request("GET", f"/v2/{self.name}/blobs/{digest}", {})
 
     def has(self, path: str) -> bool:
@@ -216,11 +216,11 @@ def read_manifest(registry: Registry, content: bytes, base: str, here: dict[str,
         found = Artifact(str(layer["digest"]), int(layer["size"]), str(plain_digest), labels)
         is_layer = layer["mediaType"] in artifact.LAYER_TYPES and 0 <= found.size <= artifact.MAX_BYTES
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ArtifactError("Rejected", "The manifest is not one of a cache.") from None
+        raise ArtifactError("Rejected", "This is not the manifest of a cache artifact.") from None
     if not is_layer:
-        raise ArtifactError("Rejected", "The layer is not one of a cache.")
+        raise ArtifactError("Rejected", "The layer is not that of a cache artifact.")
     if labels.get(f"{artifact.LABEL}format") != artifact.FORMAT:
-        raise ArtifactError("Rejected", f"The artifact has not the format {artifact.FORMAT} of this version of the operator.")
+        raise ArtifactError("Rejected", f"The artifact does not have the format {artifact.FORMAT} of this version of the operator.")
     if (made := labels.get(f"{artifact.LABEL}base", "")) != base:
         differs = differences(here, labels.get(FACTS_LABEL, "")) if here else ""
         raise ArtifactError("Mismatch", f"The artifact is for {made[:160]}, and this engine needs {base}.", differs=differs)
@@ -257,6 +257,6 @@ def read_limited(answer: Any, limit: int) -> bytes:
     return bytes(content)
 
 
-def retry_seconds(told: str, attempt: int) -> float:
+def retry_seconds(retry_after: str, attempt: int) -> float:
     """Return how long to wait before the next attempt."""
-    return min(float(told), 15.0) if re.fullmatch(r"[0-9]{1,4}", told) else 0.5 * 2.0**attempt
+    return min(float(retry_after), 15.0) if re.fullmatch(r"[0-9]{1,4}", retry_after) else 0.5 * 2.0**attempt

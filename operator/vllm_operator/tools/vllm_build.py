@@ -26,8 +26,8 @@ FILE_LIMIT, NAMES_LIMIT, TABLE_LIMIT = 2 * 1024 * 1024, 1000, 256 * 1024
 """Maximum bytes of a file, names of one kind, and bytes of the result."""
 CPU_SECONDS, MEMORY_BYTES = 120, 2 << 30
 VARIABLES_FILE = "vllm/envs.py"
-_OF_ARGUMENTS = ("openai/cli_args", "launchers/cli_args", "common/cli_args", "cli/serve")
-FLAG_FILES = ("vllm/engine/arg_utils.py", *(f"vllm/entrypoints/{name}.py" for name in _OF_ARGUMENTS))
+_ENTRYPOINT_MODULES = ("openai/cli_args", "launchers/cli_args", "common/cli_args", "cli/serve")
+FLAG_FILES = ("vllm/engine/arg_utils.py", *(f"vllm/entrypoints/{name}.py" for name in _ENTRYPOINT_MODULES))
 ENUMS = {
     "attention": ("vllm/v1/attention/backends/registry.py", "AttentionBackendEnum"),
     "mlaPrefill": ("vllm/v1/attention/backends/mla/prefill/registry.py", "MLAPrefillBackendEnum"),
@@ -91,10 +91,10 @@ def read_table(path: str) -> dict[str, Any]:
     sources = Sources(path)
     known = sources.find(VARIABLES_FILE, _variables)
     if not known:
-        raise ValueError(f"it holds no {VARIABLES_FILE} with variables: is this a vLLM wheel?")
+        raise ValueError(f"it contains no {VARIABLES_FILE} with variables: is this a vLLM wheel?")
     flags = {flag: others for name in FLAG_FILES for flag, others in (sources.find(name, _flags_in) or {}).items()}
     if not flags:
-        raise ValueError("it holds no flags of vllm serve")
+        raise ValueError("it contains no flags of vllm serve")
     backends = {key: sources.find(name, _enum_members, cls) for key, (name, cls) in ENUMS.items()}
     for name in sources.names("vllm/config", ".py"):
         aliases = sources.find(f"vllm/config/{name}", _literals) or {}
