@@ -18,7 +18,7 @@ import pytest
 
 from support.artifacts import EXCLUDED, FOLDERS
 from vllm_operator.tools import fetch, pack, publish
-from vllm_operator.tools.artifact import describe_image, digest_of, encode_manifest, portability_key
+from vllm_operator.tools.artifact import describe_image, encode_manifest, portability_key, sha256_of
 from vllm_operator.tools.pack import Packed
 
 REPOSITORY = "team/caches"
@@ -66,7 +66,7 @@ class FakeRegistry:
         """Add an artifact."""
         for content in (packed.config, layer):
             self.blobs[f"sha256:{hashlib.sha256(content).hexdigest()}"] = content
-        for name in (*tags, digest_of(manifest_of(packed))):
+        for name in (*tags, sha256_of(manifest_of(packed))):
             self.manifests[name] = manifest_of(packed)
 
 
@@ -207,5 +207,5 @@ class ArtifactBench:
 
 def put_an_image_of_somebody_else(registry: FakeRegistry, packed: Packed) -> None:
     config, manifest = image_of({}, layer=(packed.layer_digest, packed.layer_size, "sha256:0"))
-    registry.blobs[digest_of(config)] = config
+    registry.blobs[sha256_of(config)] = config
     registry.manifests[TAG] = manifest

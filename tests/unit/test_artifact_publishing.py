@@ -16,7 +16,7 @@ from support.artifacts import FILES, fill
 from support.registries import ACCOUNT, BASE, TAG, ArtifactBench, FakeRegistry, manifest_of, put_an_image_of_somebody_else
 from support.tools import command
 from vllm_operator.tools import pack as pack_program
-from vllm_operator.tools.artifact import digest_of, is_ready
+from vllm_operator.tools.artifact import is_ready, sha256_of
 from vllm_operator.tools.pack import Packed, pack
 
 
@@ -111,7 +111,7 @@ def test_an_engine_that_does_not_listen_yet_is_not_ready() -> None:
 def test_the_first_writer_of_a_tag_wins(artifact_bench: ArtifactBench, packed: Packed, registry: FakeRegistry, tmp_path: Path) -> None:
     before = dict(registry.manifests)
     status, result = artifact_bench.publish(fill(tmp_path / "filled", {"vllm/another": b"one"}))
-    assert (status, result["result"], result["digest"]) == (0, "AlreadyPublished", digest_of(manifest_of(packed)))
+    assert (status, result["result"], result["digest"]) == (0, "AlreadyPublished", sha256_of(manifest_of(packed)))
     assert registry.manifests == before
     assert not [method for method, _, _ in registry.requests if method in ("POST", "PUT")]
 

@@ -22,7 +22,7 @@ from support.registries import (
     run_registry,
 )
 from vllm_operator.tools import build, fetch
-from vllm_operator.tools.artifact import LABEL, digest_of
+from vllm_operator.tools.artifact import LABEL, sha256_of
 from vllm_operator.tools.pack import Packed
 from vllm_operator.tools.registry import read_account
 
@@ -31,11 +31,11 @@ def test_an_empty_directory_is_filled_once_and_then_left_alone(
     artifact_bench: ArtifactBench, packed: Packed, registry: FakeRegistry
 ) -> None:
     status, result = artifact_bench.fetch()
-    assert (status, result["result"], result["digest"], result["tag"]) == (0, "Fetched", digest_of(manifest_of(packed)), TAG)
+    assert (status, result["result"], result["digest"], result["tag"]) == (0, "Fetched", sha256_of(manifest_of(packed)), TAG)
     assert (result["files"], result["bytes"]) == (packed.files, packed.size)
     assert artifact_bench.left() == {*FOLDERS, ".vllm-operator-key", ".vllm-operator-artifact"}
     asked = len(registry.requests)
-    digest = digest_of(manifest_of(packed))
+    digest = sha256_of(manifest_of(packed))
     assert artifact_bench.fetch() == (0, {"result": "Present", "digest": digest, "tag": TAG, "seconds": pytest.approx(0, abs=5)})
     assert len(registry.requests) == asked
 
@@ -67,7 +67,7 @@ def test_only_the_first_half_of_the_key_matches(artifact_bench: ArtifactBench, p
 def test_a_pinned_artifact_of_another_build_is_refused_with_what_differs(
     artifact_bench: ArtifactBench, packed: Packed, registry: FakeRegistry
 ) -> None:
-    reference = f"{registry.host}/{REPOSITORY}@{digest_of(manifest_of(packed))}"
+    reference = f"{registry.host}/{REPOSITORY}@{sha256_of(manifest_of(packed))}"
     assert artifact_bench.fetch(reference=reference)[1]["result"] == "Fetched"
     for name in artifact_bench.left() - {".vllm-operator-key"}:
         path = artifact_bench.root / name
@@ -79,7 +79,7 @@ def test_a_pinned_artifact_of_another_build_is_refused_with_what_differs(
 
 
 def test_a_rejected_digest_is_not_taken_again(artifact_bench: ArtifactBench, packed: Packed) -> None:
-    assert artifact_bench.fetch(rejected=[digest_of(manifest_of(packed))])[1]["result"] == "Rejected"
+    assert artifact_bench.fetch(rejected=[sha256_of(manifest_of(packed))])[1]["result"] == "Rejected"
     assert artifact_bench.left() == {".vllm-operator-key"}
 
 
@@ -92,7 +92,7 @@ def _damaged_layer(registry: FakeRegistry, packed: Packed) -> None:
 
 
 def _other_config(registry: FakeRegistry, packed: Packed) -> None:
-    registry.blobs[digest_of(packed.config)] = packed.config.replace(b"base", b"ease")
+    registry.blobs[sha256_of(packed.config)] = packed.config.replace(b"base", b"ease")
 
 
 def _a_cut_blob(registry: FakeRegistry, packed: Packed) -> None:
@@ -115,14 +115,14 @@ def _a_wrong_size(registry: FakeRegistry, packed: Packed) -> None:
     labels = json.loads(packed.config)["config"]["Labels"] | {"cache.vllm.image/cache-size-bytes": "1"}
     plain = json.loads(packed.config)["rootfs"]["diff_ids"][0]
     config, manifest = image_of(labels, layer=(packed.layer_digest, packed.layer_size, plain))
-    registry.blobs[digest_of(config)] = config
+    registry.blobs[sha256_of(config)] = config
     registry.manifests[TAG] = manifest
 
 
 def _more_than_the_volume(registry: FakeRegistry, packed: Packed) -> None:
     labels = json.loads(packed.config)["config"]["Labels"] | {"cache.vllm.image/cache-size-bytes": str(10**14)}
     config, manifest = image_of(labels, layer=(packed.layer_digest, packed.layer_size, "sha256:0"))
-    registry.blobs[digest_of(config)] = config
+    registry.blobs[sha256_of(config)] = config
     registry.manifests[TAG] = manifest
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from support.artifacts import archive, header, unpack
 from support.registries import TAG, ArtifactBench, FakeRegistry, image_of
-from vllm_operator.tools.artifact import ArtifactError, digest_of, opened_root
+from vllm_operator.tools.artifact import ArtifactError, opened_root, sha256_of
 from vllm_operator.tools.fetch import unpack_layer
 from vllm_operator.tools.pack import Packed
 
@@ -105,11 +105,11 @@ def test_a_start_that_fetches_it_is_cold_and_nothing_is_left_on_the_volume(
 ) -> None:
     plain = packed.layer_digest
     with contextlib.suppress(EOFError, OSError, zlib.error):
-        plain = digest_of(gzip.decompress(content))
+        plain = sha256_of(gzip.decompress(content))
     labels = json.loads(packed.config)["config"]["Labels"]
-    layer = (digest_of(content), len(content), plain)
+    layer = (sha256_of(content), len(content), plain)
     config, manifest = image_of(labels, layer=layer)
-    registry.blobs |= {digest_of(content): content, digest_of(config): config}
+    registry.blobs |= {sha256_of(content): content, sha256_of(config): config}
     registry.manifests[TAG] = manifest
     status, result = artifact_bench.fetch()
     assert (status, result["result"]) == (0, "Rejected"), result

@@ -31,13 +31,13 @@ from vllm_operator.sizing.engine import Options, read_size
 from vllm_operator.sizing.estimate import Estimate, Prediction
 from vllm_operator.sizing.formats import name_format
 from vllm_operator.sizing.model_facts import FROM_TABLE, ModelFiles, model_name, resolve_facts
-from vllm_operator.sizing.parallelism import MOST_NODES, ParallelShape, sizes_over_nodes, smallest_sizes
+from vllm_operator.sizing.parallelism import MAX_NODES, ParallelShape, sizes_over_nodes, smallest_sizes
 from vllm_operator.sizing.resolve import SizedModel, device_of, find_product, predict_model, refuse_start, resolve_model, stated_mebibytes
 
 DOES_NOT_FIT_STATUS = 1
 LINE_LIMIT = 4 * 1024 * 1024
 """Maximum characters of a line of cases."""
-MOST_GPUS = 8
+MAX_GPUS = 8
 HEADER = ("GPU", "count", "fits", "weights", "activation", "graphs", "KV cache", "KV tokens", "longest", "concurrency", "limit")
 FORMATS = "bf16, fp8, fp8_block, nvfp4, mxfp4, mxfp8, int8, awq or gptq"
 LEAST_CONTEXT = 4096  # of a GPU that is suggested, in tokens
@@ -136,9 +136,9 @@ def _rows(
 ) -> list[_Row]:
     device = device_of(product, product.architecture, None, catalog.gpus, catalog.memory)
     found: list[_Row] = []
-    most = min(product.per_node, MOST_GPUS) if product.links == "NVLink" else 1
-    over_nodes = [sizes_over_nodes(model.shape, model.form, most, nodes) for nodes in range(2, MOST_NODES + 1) if most > 1]
-    alone = smallest_sizes(model.shape, model.form, 1 if device.unified else MOST_GPUS)
+    most = min(product.per_node, MAX_GPUS) if product.links == "NVLink" else 1
+    over_nodes = [sizes_over_nodes(model.shape, model.form, most, nodes) for nodes in range(2, MAX_NODES + 1) if most > 1]
+    alone = smallest_sizes(model.shape, model.form, 1 if device.unified else MAX_GPUS)
     for parallel in (*alone, *filter(None, over_nodes)):
         if parallel.pipeline > 1 and any(row.fits or (row.made.comfortable or 0) >= LEAST_CONTEXT for row in found):
             break  # several nodes only for a model that fits on none

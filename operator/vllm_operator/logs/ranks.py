@@ -18,7 +18,7 @@ MISSING, LOST, NO_KV_CACHE = "RankMissing", "RankLost", "NoKvCacheMemory"
 DEFAULT_TIMEOUT_SECONDS = 600
 """Time for which PyTorch waits for the other nodes, without `--distributed-timeout-seconds`."""
 _NATIVE, _DIED, _QUOTED = "NativeCodeCrash", "died unexpectedly", "Worker failed with err"
-_MOST_NODES = 256  # a log may name any number
+_MAX_NODES = 256  # a log may name any number
 _STAGES = {stage: number for number, stage in enumerate(Stage)}
 
 
@@ -78,7 +78,7 @@ def diagnose_ranks(ranks: Sequence[Rank], knowledge: StartupKnowledge) -> GroupD
     by_id = {signature.id: signature for signature in knowledge.signatures}
     size = max((*(rank.place.nodes or 0 for rank in ranks), *(rank.number + 1 for rank in ranks), 2))
     known = {rank.number: rank for rank in ranks}
-    absent = (Rank(number=number) for number in range(min(size, _MOST_NODES)) if number not in known)
+    absent = (Rank(number=number) for number in range(min(size, _MAX_NODES)) if number not in known)
     everyone = sorted((*known.values(), *absent), key=lambda rank: rank.number)
     following = {kind.id for kind in knowledge.kinds if kind.follows_others}
     failed = [(rank, rank.crash) for rank in everyone if rank.crash is not None]

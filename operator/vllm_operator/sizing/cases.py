@@ -51,7 +51,7 @@ def read_cache_type(written: str) -> str:
     return "auto" if name in load_names().no_name or name == "none" else name
 
 
-MOST_GPUS = 4096
+MAX_GPUS = 4096
 SIZE_LIMIT = 1 << 40
 DRAFT_TOKENS = 1
 PARTITION = re.compile(r"VLLM_PP_LAYER_PARTITION=([0-9]{1,4}(?:,[0-9]{1,4}){1,63})")  # layers of each pipeline stage, in the note of a case
@@ -83,7 +83,7 @@ def read_options(line: Mapping[str, Any]) -> engine.Options:
         block=_size(line.get("block_size")) or flags.block,
         checkpoint_bytes=read_integer(line.get("checkpoint_bytes")) or None,
         fused_reduction=line.get("fuse_allreduce_rms") is not False and flags.fused_reduction,
-        partition=tuple(min(int(layers), MOST_GPUS) for layers in partition[1].split(",")) if partition else (),
+        partition=tuple(min(int(layers), MAX_GPUS) for layers in partition[1].split(",")) if partition else (),
         runner_v2=engine.read_runner({engine.RUNNER: runner[1]}) if runner else None,
         allows_longer=any(name in note for name in (*engine.CONFIGURING, f"{engine.LONGER}=1")),
     )
@@ -100,7 +100,7 @@ def predict(line: Mapping[str, Any], shapes: KnownShapes, gpus: GPUs, facts: Mem
         return Estimate(Prediction.UNKNOWN, f"The sizes of the model {name or '(no name)'} are unknown. Give its config.json.")
     if not options.offload_gib and any(word in f"{label} {text(line, 'note')[:500]}".lower() for word in HOSTED):
         return Estimate(Prediction.UNKNOWN, "A part is in the host's memory; how much is unknown.")
-    tensor, pipeline, data = (min(max(read_integer(line.get(key)) or 1, 1), MOST_GPUS) for key in ("tp", "pp", "dp"))
+    tensor, pipeline, data = (min(max(read_integer(line.get(key)) or 1, 1), MAX_GPUS) for key in ("tp", "pp", "dp"))
     parallel = ParallelShape(tensor, pipeline, data, line.get("ep") is True)
     releases = read_releases(text(line, "vllm_version"))
     gpu, memory_gib = text(line, "gpu")[:200], _number(line.get("gpu_memory_gib"), 1 << 20)

@@ -108,7 +108,7 @@ RULES_LIMIT = 256
 """Maximum number of paths inside a layer. Lists of thousands of modules have some dozen of them, each for many layers."""
 SCALE_BYTES = 2  # bytes of a scale or a zero point of a group of weights
 FEW_EXPERTS = 8
-MOST_EXPRESSIONS, MOST_GROUPS, MOST_CHOICES = 512, 4, 64
+MAX_EXPRESSIONS, MAX_GROUPS, MAX_CHOICES = 512, 4, 64
 """Limits for untrusted expressions: regular expressions of a list, groups of alternatives in one, and resulting globs."""
 MARKS = ("lm_head", "embed_tokens", "vision_tower")
 
@@ -213,7 +213,7 @@ def read_rules(names: Iterable[str], size: float | None) -> tuple[Rule, ...]:
     expressions = 0
     for name in names:
         expressions += name.startswith("re:") and "(" in name
-        if expressions > MOST_EXPRESSIONS:
+        if expressions > MAX_EXPRESSIONS:
             break
         for pattern in _globs(name[:PATTERN_LENGTH]):
             own, path = _split(pattern)
@@ -242,11 +242,11 @@ def _globs(name: str) -> list[str]:
     if "(?!" in name or "(?<" in name or "(?=" in name:
         return []
     found = [_REPEATED.sub("*", name[3:].replace("\\.", ".\0")).replace(".\0", ".").strip("^$")]
-    for _ in range(MOST_GROUPS):
+    for _ in range(MAX_GROUPS):
         choices = _CHOICES.search(found[0])
         if choices is None:
             break
-        found = [each.replace(choices[0], choice, 1) for each in found for choice in choices[1].split("|")][:MOST_CHOICES]
+        found = [each.replace(choices[0], choice, 1) for each in found for choice in choices[1].split("|")][:MAX_CHOICES]
     return found
 
 

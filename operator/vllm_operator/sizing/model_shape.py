@@ -126,8 +126,8 @@ class ModelShape:
 
 
 LARGEST = 1 << 40  # Maximum of a size. Larger values are invalid. The limit keeps the arithmetic short.
-MOST_LAYERS, MOST_WIDTH, MOST_STREAMS, LONGEST = 4096, 1 << 16, 64, 1 << 30
-MOST_STRETCHED, MOST_SCALED = 64, 1024  # maximum accepted factors: of the rotary table with linear scaling, and of the context
+MAX_LAYERS, MAX_WIDTH, MAX_STREAMS, LONGEST = 4096, 1 << 16, 64, 1 << 30
+MAX_STRETCHED, MAX_SCALED = 64, 1024  # maximum accepted factors: of the rotary table with linear scaling, and of the context
 NESTED = ("text_config", "llm_config", "language_config")  # keys of config.json under which multimodal models have the language model
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "max_seq_length", "seq_len")
 """Keys of config.json for the longest context. The smallest value counts, unless `model_max_length` states it (Command R)."""
@@ -202,7 +202,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape | None:
     """Read the shape; None if the sizes that every model has are missing."""
     read = ModelConfig(config)
     vocabulary = read.size("vocab_size")
-    if not (0 < read.layers <= MOST_LAYERS and read.hidden and read.heads and vocabulary):
+    if not (0 < read.layers <= MAX_LAYERS and read.hidden and read.heads and vocabulary):
         return None
     if not (read.width or read.experts) or any("no_op" in kind for kind in read.kinds):
         return None  # layers of different widths, or a file of another kind
@@ -237,7 +237,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape | None:
         cache_known=known,
         state_bytes=(4 if state == "float32" else 2) if state else None,
         vision=bool(vision) or "vision_config" in config,
-        vision_width=min(vision_width, MOST_WIDTH),
+        vision_width=min(vision_width, MAX_WIDTH),
         latent=bool(read.latent),
         projected=read.heads * (read.size("qk_nope_head_dim") + read.size("v_head_dim")) if read.latent else 0,
         streams=_read_streams(read),
@@ -250,18 +250,18 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape | None:
 def _layer_kinds(read: ModelConfig) -> tuple[str, ...]:
     """Return the kind of each layer in order; in any order if only counts per kind are known."""
     pattern = read.text.get("hybrid_override_pattern")
-    if isinstance(pattern, str) and pattern and len(pattern) <= MOST_LAYERS:
+    if isinstance(pattern, str) and pattern and len(pattern) <= MAX_LAYERS:
         return tuple(pattern)
     for key in ("layers_block_type", "layer_types", "block_types"):
         written = read.text.get(key)
-        if isinstance(written, list) and 0 < len(written) <= MOST_LAYERS and all(isinstance(kind, str) for kind in written):
+        if isinstance(written, list) and 0 < len(written) <= MAX_LAYERS and all(isinstance(kind, str) for kind in written):
             return tuple(written)
         if isinstance(written, Mapping) and written:
             counts = {str(kind): read_integer(count) or 0 for kind, count in written.items()}
-            if 0 < sum(counts.values()) <= MOST_LAYERS and all(count >= 0 for count in counts.values()):
+            if 0 < sum(counts.values()) <= MAX_LAYERS and all(count >= 0 for count in counts.values()):
                 return tuple(kind for kind, count in counts.items() for _ in range(count))
     layers, window = read.size("num_hidden_layers", "n_layer", "num_layers"), read.size("sliding_window")
-    if layers > MOST_LAYERS:
+    if layers > MAX_LAYERS:
         return ()
     every = read.size("full_attention_interval")
     if every and read.size("linear_num_value_heads"):
@@ -337,9 +337,9 @@ def _read_lengths(read: ModelConfig) -> tuple[int, int | None]:
     # Source: vllm/config/model.py _get_and_verify_max_len, 0.11.0 to 0.33.0.
     stated = [size for key in LENGTH_KEYS if (size := read.size(key))]
     length = read.size("model_max_length") or min(stated, default=0)
-    yarn = _factor(read.rope, MOST_SCALED, "yarn")
+    yarn = _factor(read.rope, MAX_SCALED, "yarn")
     original = read_integer(read.rope.get("original_max_position_embeddings")) if yarn else length
-    scaled = yarn if yarn or "gemma3" in str(read.text.get("model_type"))[:40] else _factor(read.rope, MOST_SCALED, "linear", "dynamic")
+    scaled = yarn if yarn or "gemma3" in str(read.text.get("model_type"))[:40] else _factor(read.rope, MAX_SCALED, "linear", "dynamic")
     longest = int(original * scaled) if scaled and original and 0 < original < LONGEST else length
     before = read_integer(read.text.get("original_max_position_embeddings"))
     longer = read.rope.get("rope_type", read.rope.get("type")) in ("longrope", "su")
@@ -357,7 +357,7 @@ def _rotary_width(read: ModelConfig, compressed: CompressedAttention | None) -> 
         places = (read.text, read.rope, mapping(read.rope, "full_attention"))
         shares = (share for place in places if (share := _number(place.get("partial_rotary_factor"))) is not None and 0 < share <= 1)
         width = int(read.head_dim * next(shares, 1.0))
-    stretched = _factor(mapping(read.rope, "full_attention") or read.rope, MOST_STRETCHED, "linear") or 1
+    stretched = _factor(mapping(read.rope, "full_attention") or read.rope, MAX_STRETCHED, "linear") or 1
     second = read.size("global_head_dim", default=read.head_dim) if len(set(read.kinds)) > 1 and read.is_like(*TWO_TABLES) else 0
     return width * ceil(stretched) + second
 
@@ -433,7 +433,7 @@ def _heads_by_layer(read: ModelConfig, layers: tuple[int, ...]) -> dict[int, tup
     found: dict[int, list[int]] = {}
     for layer in layers:
         found.setdefault(read_integer(written[layer]) or read.heads, []).append(layer)
-    return {number: tuple(own) for number, own in found.items() if 0 < number < MOST_WIDTH}
+    return {number: tuple(own) for number, own in found.items() if 0 < number < MAX_WIDTH}
 
 
 def _latent_attention(read: ModelConfig, layers: tuple[int, ...]) -> tuple[list[Module], CachedLayers]:
@@ -497,10 +497,10 @@ def _recurrent(read: ModelConfig, layers: tuple[int, ...]) -> tuple[list[Module]
 def _ratios(read: ModelConfig) -> list[int]:
     """Return the compression of each layer. The table of shapes has unordered counts, config.json a list."""
     written = read.text.get("compress_ratios")
-    if isinstance(written, list) and len(written) <= MOST_LAYERS:
+    if isinstance(written, list) and len(written) <= MAX_LAYERS:
         return [read_integer(ratio) or 0 for ratio in written[: read.layers]]
     counts = {read_integer(ratio) or 0: read_integer(count) or 0 for ratio, count in mapping(written).items()}
-    known = [ratio for ratio in (BY_FOUR, BY_MANY) for _ in range(min(max(counts.get(ratio, 0), 0), MOST_LAYERS))]
+    known = [ratio for ratio in (BY_FOUR, BY_MANY) for _ in range(min(max(counts.get(ratio, 0), 0), MAX_LAYERS))]
     return [*[0] * max(read.layers - len(known), 0), *known][: read.layers]
 
 
@@ -515,7 +515,7 @@ def _read_compression(read: ModelConfig) -> CompressedAttention | None:
 
 
 def _read_streams(read: ModelConfig) -> int:
-    return min(read.size("hc_mult", default=DEFAULT_STREAMS if BY_FOUR in _ratios(read) else 1) or 1, MOST_STREAMS)
+    return min(read.size("hc_mult", default=DEFAULT_STREAMS if BY_FOUR in _ratios(read) else 1) or 1, MAX_STREAMS)
 
 
 def _compressed_modules(read: ModelConfig) -> list[Module]:
@@ -557,7 +557,7 @@ def _feed_forward(read: ModelConfig) -> list[Module]:
         return made if first == read.layers else [*made, Module("mlp.down_proj", 2 * elements, Shard.TENSOR, every[first:], width=width)]
     dense = read.size("first_k_dense_replace", "moe_layer_start_index")
     step = read.size("interleave_moe_layer_step", "decoder_sparse_step", default=1) or 1
-    named = frozenset(read_integer(layer) for layer in sequence(read.text.get("mlp_only_layers"))[:MOST_LAYERS])
+    named = frozenset(read_integer(layer) for layer in sequence(read.text.get("mlp_only_layers"))[:MAX_LAYERS])
     moe = tuple(layer for layer in every if layer >= dense and (layer + 1) % step == 0 and layer not in named)
     rest = tuple(layer for layer in every if layer not in frozenset(moe))
     own = read.size("moe_intermediate_size", default=width) or width
@@ -602,7 +602,7 @@ def _nemotron_blocks(read: ModelConfig) -> list[Module]:
 def _drafts(read: ModelConfig, blocks: tuple[Module, ...]) -> tuple[Module, ...]:
     """Return the layers for multi-token prediction: like the last layer (in Nemotron 3 the last of each kind), and a projection."""
     count = read.size("num_nextn_predict_layers", "mtp_num_hidden_layers")
-    if not count or count > MOST_LAYERS or not blocks:
+    if not count or count > MAX_LAYERS or not blocks:
         return ()
     last = max((layer for module in blocks for layer in module.layers), default=0)
     like = {last}
@@ -618,7 +618,7 @@ def _read_encoder(read: ModelConfig) -> tuple[int, int]:
     vision = ModelConfig(mapping(read.whole.get("vision_config")))
     hidden, depth = vision.size("hidden_size", "embed_dim"), vision.size("num_hidden_layers", "depth")
     width, stated = vision.size("intermediate_size", default=4 * hidden), read.size("vision_params")
-    if stated or not 0 < depth <= MOST_LAYERS or not hidden:
+    if stated or not 0 < depth <= MAX_LAYERS or not hidden:
         return stated, hidden
     gated = "silu" in str(vision.text.get("hidden_act", ""))[:32]
     patch = vision.size("patch_size", default=14)

@@ -12,7 +12,7 @@ from vllm_operator.sizing.formats import WeightFormat
 from vllm_operator.sizing.model_shape import ModelShape
 
 COUNT_LIMIT = 64  # Maximum number of GPUs of one Pod. No machine has more.
-MOST_NODES = 8
+MAX_NODES = 8
 """Maximum number of nodes of a replica that the operator chooses by itself."""
 
 

@@ -25,7 +25,7 @@ from vllm_operator.sizing.parallelism import ParallelShape, allowed, divides_blo
 from vllm_operator.sizing.weights import weigh
 from vllm_operator.text.wording import listed
 
-MOST_SHOWN = 8  # tensor-parallel sizes in a message, unless the refused one is larger
+MAX_SHOWN = 8  # tensor-parallel sizes in a message, unless the refused one is larger
 STATED = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,4})?) gib loaded")  # loaded size in a format label, such as `4-bit (19.78 GiB loaded)`
 
 
@@ -137,7 +137,7 @@ def refuse_start(
         return allowed(shape, form, sizes, options.context_parallel, divides=divides)
 
     if (reason := why(parallel)) is not None:
-        possible = (tensor for tensor in range(1, max(parallel.tensor, MOST_SHOWN) + 1) if why(replace(parallel, tensor=tensor)) is None)
+        possible = (tensor for tensor in range(1, max(parallel.tensor, MAX_SHOWN) + 1) if why(replace(parallel, tensor=tensor)) is None)
         sizes = listed([str(tensor) for tensor in possible], "or")
         instead = say("size.possible", sizes=sizes) if sizes else ""
         return say("size.indivisible", name=model.name or "the model", reason=reason, instead=instead)

@@ -15,7 +15,7 @@ MIB = 1 << 20
 INDEX_BYTES = 4
 EAGLE_WIDTH, EAGLE_VOCABULARY = 4, 32_000
 ENCODER = "vision_tower"
-MOST_LARGER = 1.25  # Maximum ratio of checkpoint to module sizes. A larger checkpoint contains weights that are not loaded.
+MAX_RATIO = 1.25  # Maximum ratio of checkpoint to module sizes. A larger checkpoint contains weights that are not loaded.
 VALUE_SHARE = 16 / 17  # fraction of MXFP4 weights that is values: 32 values of 4 bits share a scale of 8 bits
 MATRICES = {"down_proj": 3, "shared_experts": 3, "experts": 3}
 """Modules of a shape that consist of several layers: two projections up and one down."""
@@ -104,8 +104,8 @@ def _correction(engine: Engine) -> float:
     drafts = sum(form.draft_bytes_of(module, wide) for module in shape.drafts)
     contents = (language + encoder + drafts, language + encoder, language + drafts, language)
     factor = min((checkpoint / held for held in contents), key=lambda ratio: abs(log(ratio))) if language > 0 else 1.0
-    copies = factor if factor <= MOST_LARGER else factor / 2
-    return copies if factor <= MOST_LARGER or 1 / MOST_LARGER <= copies <= MOST_LARGER else 1.0
+    copies = factor if factor <= MAX_RATIO else factor / 2
+    return copies if factor <= MAX_RATIO or 1 / MAX_RATIO <= copies <= MAX_RATIO else 1.0
 
 
 def _share(module: Module, engine: Engine) -> float:

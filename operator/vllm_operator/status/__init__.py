@@ -14,7 +14,7 @@ caches        `status.cache`, CachePublished
 claims        problems with the PVCs of caches and weights
 startup       `status.startup`: the start in progress, and the download of weights
 progressing   the progress of the rollout, with advice about Pods that are refused
-ready         Ready, Available, Crashed, Hung, Stalled, Isolated, Exposed, Autoscaled, Protected, `status.url`
+ready         Ready, Available, Crashed, Hung, Stalled, ReadingImage, Isolated, Exposed, Autoscaled, Protected, `status.url`
 events        the difference to the previous status, as events
 report        the complete report, in order
 """

@@ -19,7 +19,7 @@ from vllm_operator.inventory.pools import Inventory
 from vllm_operator.status.crashes import Crashes, Finding, is_caused_by_node
 from vllm_operator.status.observation import Observation
 
-MOST_NODES = 16
+MAX_NODES = 16
 """Maximum number of avoided nodes. With more, the nodes are not the problem."""
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
@@ -70,7 +70,7 @@ def decide_avoided(observed: Observation, crashes: Crashes) -> list[AvoidedNode]
         avoided = avoided if observed.serving else remaining(resource, inventory)
         for finding in crashes.in_force:
             node = finding.view.node
-            if not _must_leave(observed, finding) or len(avoided) == MOST_NODES or not has_others(observed, [node, *_names(avoided)]):
+            if not _must_leave(observed, finding) or len(avoided) == MAX_NODES or not has_others(observed, [node, *_names(avoided)]):
                 continue
             label = inventory.labels.get(node, {}).get(HOSTNAME_LABEL)
             hostname = label if label != node else None

@@ -23,7 +23,7 @@ _WORTH_READING = 60
 """Minimum length to which a verdict is truncated when a mismatch is appended. Events and the plan contain the full text."""
 
 
-def planned(observed: Observation, logged: Backends) -> Verdict:
+def plan_verdict(observed: Observation, logged: Backends) -> Verdict:
     """Return the verdict of planning, and what of the plan or the spec is not in effect in the engine."""
     outcome, say, plan = observed.outcome, observed.messages.say, observed.outcome.plan
     if plan is None:

@@ -151,7 +151,7 @@ def _all_serve(observed: Observation) -> Verdict:
     return Verdict(TRUE, Reason.STARTED, "")
 
 
-_MOST = 3
+_MAX_LISTED = 3
 """Maximum number of figures and of differences in the message about a comparison."""
 
 
@@ -168,8 +168,8 @@ def _measuring(observed: Observation, gate: Gate, start: str) -> Verdict:
     said = say(
         "gate.held",
         failure=record.failure,
-        worse=[figure.text for figure in sorted(record.worse, key=lambda figure: figure.limit / figure.loss)[:_MOST]],
-        differences=[f"{each.subject}: {each.after or 'not set'}, before {each.before or 'not set'}" for each in differences[:_MOST]],
+        worse=[figure.text for figure in sorted(record.worse, key=lambda figure: figure.limit / figure.loss)[:_MAX_LISTED]],
+        differences=[f"{each.subject}: {each.after or 'not set'}, before {each.before or 'not set'}" for each in differences[:_MAX_LISTED]],
         load=record.load,
         serving=observed.serving,
     )

@@ -76,7 +76,7 @@ def _status(
 ) -> VLLMDeploymentStatus:
     rollback, failure = decide_rollback(observed, crashes, reaction.remediation)
     remediation, last_crash = to_record(reaction.remediation, crashes.last)
-    verdict = planned.planned(observed, logged)
+    verdict = planned.plan_verdict(observed, logged)
     drifted = verdict if verdict.reason in (Reason.PLAN_DRIFTED, Reason.ROLLED_BACK) else None
     about_plan = planned.about_plan(observed, logged, None if drifted is not None else verdict.message)
     cached = caches.cache_status(observed, reaction.cache_damage)

@@ -87,12 +87,12 @@ def describe_image(labels: dict[str, str], *, plain_digest: str, machine: str) -
 
 def encode_manifest(config: bytes, layer_digest: str, layer_size: int) -> bytes:
     """Return the manifest of an image with one layer."""
-    described = {"mediaType": CONFIG_TYPE, "digest": digest_of(config), "size": len(config)}
+    described = {"mediaType": CONFIG_TYPE, "digest": sha256_of(config), "size": len(config)}
     layers = [{"mediaType": LAYER_TYPE, "digest": layer_digest, "size": layer_size}]
     return encode({"schemaVersion": 2, "mediaType": MANIFEST_TYPE, "config": described, "layers": layers})
 
 
-def digest_of(content: bytes) -> str:
+def sha256_of(content: bytes) -> str:
     """Return the digest of a blob."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 

@@ -33,11 +33,11 @@ from vllm_operator.tools.artifact import opened_folder, opened_root
 MARKER = ".vllm-operator-"
 LEAVING, DELETING = ".leaving-", ".deleting-"
 RECENT_SECONDS = 600
-MOST = 32
+MAX_REMOVED = 32
 """Maximum number of directories that one run removes; more would not fit into the report."""
-MOST_REASON, MOST_REASONS = 120, 1500
+MAX_REASON, MAX_REASONS = 120, 1500
 """Maximum characters of one reason why a directory stays, and of all reasons."""
-MOST_COUNTED = 200_000
+MAX_COUNTED = 200_000
 """Maximum number of files to examine for the size of kept directories."""
 
 
@@ -71,7 +71,7 @@ class Volume:
         self.resume()
         for name in self.candidates(doomed - self.keep):
             free, total = self.free()
-            if (name not in doomed and free * 100 >= total * share) or len(self.removed) >= MOST:
+            if (name not in doomed and free * 100 >= total * share) or len(self.removed) >= MAX_REMOVED:
                 break
             if why := self.remove(name):
                 self.kept[name] = why
@@ -204,8 +204,8 @@ def bounded(kept: dict[str, str]) -> dict[str, str]:
     """Return as many reasons as fit into the report."""
     result: dict[str, str] = {}
     for name, why in kept.items():
-        longer = {**result, name: why[:MOST_REASON]}
-        if len(json.dumps(longer)) > MOST_REASONS:
+        longer = {**result, name: why[:MAX_REASON]}
+        if len(json.dumps(longer)) > MAX_REASONS:
             break
         result = longer
     return result
@@ -268,15 +268,15 @@ def mounted_below(root: str) -> set[str]:
 
 
 def size_of(paths: list[str]) -> int | None:
-    """Return the bytes on the disk; None if there are more than `MOST_COUNTED` files."""
+    """Return the bytes on the disk; None if there are more than `MAX_COUNTED` files."""
     files: list[str] = []
     for path in paths:
         if os.path.islink(path) or not os.path.isdir(path):
             files.append(path)
             continue
         for folder, _, names in os.walk(path):
-            files.extend(os.path.join(folder, name) for name in names[: MOST_COUNTED + 1])
-            if len(files) > MOST_COUNTED:
+            files.extend(os.path.join(folder, name) for name in names[: MAX_COUNTED + 1])
+            if len(files) > MAX_COUNTED:
                 return None
     total = 0
     for file in files:

@@ -89,7 +89,7 @@ def push(registry: Registry, described: Description, layer: io.BufferedReader, l
         raise ArtifactError("TooLarge", f"The layer has more than {limit} bytes.")
     digest = f"sha256:{hashlib.file_digest(layer, 'sha256').hexdigest()}"
     manifest = artifact.encode_manifest(described.config, digest, size)
-    registry.push_blob(artifact.digest_of(described.config), io.BytesIO(described.config), len(described.config))
+    registry.push_blob(artifact.sha256_of(described.config), io.BytesIO(described.config), len(described.config))
     registry.push_blob(digest, layer, size)
     if (there := find_present(registry, tag, base)) is not None:
         return {"result": "AlreadyPublished", "tag": tag, "digest": there}
@@ -97,7 +97,7 @@ def push(registry: Registry, described: Description, layer: io.BufferedReader, l
     if not registry.has(f"manifests/{base}"):
         registry.push_manifest(base, manifest)
     sizes = {"files": described.files, "bytes": described.size}
-    return {"result": "Published", "tag": tag, "digest": artifact.digest_of(manifest), **sizes}
+    return {"result": "Published", "tag": tag, "digest": artifact.sha256_of(manifest), **sizes}
 
 
 def find_present(registry: Registry, tag: str, base: str) -> str | None:

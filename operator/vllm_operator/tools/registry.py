@@ -72,7 +72,7 @@ class Registry:
         """Return a manifest by tag or digest, and its digest."""
         with self._request("GET", f"/v2/{self.name}/manifests/{reference}", ACCEPTED) as answer:
             content = read_limited(answer, artifact.MAX_JSON)
-        digest = artifact.digest_of(content)
+        digest = artifact.sha256_of(content)
         if DIGEST.fullmatch(reference) and digest != reference:
             raise ArtifactError("Rejected", f"The registry returned {digest} instead of {reference}.")
         return content, digest
@@ -83,7 +83,7 @@ class Registry:
             raise ArtifactError("Rejected", f"{digest} has {size} bytes.")
         with self.blob(digest) as answer:
             content = read_limited(answer, artifact.MAX_JSON)
-        if len(content) != size or artifact.digest_of(content) != digest:
+        if len(content) != size or artifact.sha256_of(content) != digest:
             raise ArtifactError("Rejected", f"The registry returned something other than {digest}.")
         return content
 

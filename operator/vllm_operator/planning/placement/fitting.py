@@ -24,7 +24,7 @@ from vllm_operator.sizing.engine import MIB_PER_GIB, Options, read_flags, read_l
 from vllm_operator.sizing.estimate import Estimate, Prediction
 from vllm_operator.sizing.formats import name_format
 from vllm_operator.sizing.model_facts import FROM_SPEC, FROM_WEIGHTS, ModelFiles, ResolvedFacts, model_name
-from vllm_operator.sizing.parallelism import MOST_NODES, TENSOR_SIZES, ParallelShape, Shape, sizes_over_nodes, smallest_sizes
+from vllm_operator.sizing.parallelism import MAX_NODES, TENSOR_SIZES, ParallelShape, Shape, sizes_over_nodes, smallest_sizes
 from vllm_operator.sizing.resolve import SizedModel, device_of, predict_model, refuse_start, resolve_model
 
 UTILIZATION_FLAG = "--gpu-memory-utilization"
@@ -179,7 +179,7 @@ class Sizing:
         if self.model is None:
             return []
         counts = {pool.count for pool in inventory.pools if pool.mig_profile is None and pool.count in TENSOR_SIZES}
-        numbers = range(2, MOST_NODES + 1) if nodes is None else [nodes]
+        numbers = range(2, MAX_NODES + 1) if nodes is None else [nodes]
         pairs = [(count, number) for count in counts for number in numbers]
         sizes = [(pair, sizes_over_nodes(self.model.shape, self.model.form, *pair)) for pair in pairs]
         found = [Shape(parallel, count, nodes=number) for (count, number), parallel in sizes if parallel is not None]
