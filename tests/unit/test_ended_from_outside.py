@@ -6,7 +6,8 @@ from support import observations as o
 from support.engine_logs import API_SERVER_GIVES_UP, HEALTHY_START, READY, engine_failure
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.logs.parser import StartupParser
-from vllm_operator.status.knowledge import diagnose_termination, load_knowledge
+from vllm_operator.status.knowledge import load_knowledge
+from vllm_operator.status.terminations import diagnose_termination
 
 KNOWLEDGE = load_startup()
 INTERRUPTED = "ninja: build stopped: interrupted by user.\n"

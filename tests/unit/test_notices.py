@@ -11,7 +11,8 @@ from support.own_knowledge import LICENCE_SIGNATURE
 from vllm_operator.__main__ import main
 from vllm_operator.catalog.rules import load_rules
 from vllm_operator.catalog.startup import Severity, load_startup
-from vllm_operator.status.knowledge import diagnose_termination, load_knowledge
+from vllm_operator.status.knowledge import load_knowledge
+from vllm_operator.status.terminations import diagnose_termination
 
 SIGNATURES = {signature.id: signature for signature in load_startup().signatures}
 BENIGN = [signature for signature in SIGNATURES.values() if signature.severity is Severity.BENIGN]

@@ -9,7 +9,8 @@ from vllm_operator.catalog.startup import load_startup
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.state import Crash
 from vllm_operator.status.crashes import MESSAGES_READ, find_crashes
-from vllm_operator.status.knowledge import diagnose_termination, load_knowledge
+from vllm_operator.status.knowledge import load_knowledge
+from vllm_operator.status.terminations import diagnose_termination
 
 KNOWLEDGE = load_startup()
 

@@ -21,7 +21,8 @@ from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.ranks import Rank, diagnose_ranks
 from vllm_operator.logs.state import StartupState
 from vllm_operator.pods.view import EventLog, Phase, PodView, as_own, find_engine, killed_by_probe, place_of, read_pod, refine
-from vllm_operator.status.knowledge import Knowledge, explain_end, load_knowledge
+from vllm_operator.status.knowledge import Knowledge, load_knowledge
+from vllm_operator.status.terminations import explain_end
 from vllm_operator.text.wording import count
 
 _LINE_BYTES = 64 * 1024

@@ -30,7 +30,8 @@ from vllm_operator.logs.crash import STILL, UNKNOWN
 from vllm_operator.logs.state import Crash, Stage, StartupState
 from vllm_operator.pods.view import EventLog, Phase, PodView, as_own, find_engine, instance_of, killed_by_probe, read_pod
 from vllm_operator.status.crashes import reason_of
-from vllm_operator.status.knowledge import Knowledge, explain_end
+from vllm_operator.status.knowledge import Knowledge
+from vllm_operator.status.terminations import explain_end
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,8 @@
 """Status, conditions and events of a VLLMDeployment, and the reaction to crashes. Pure.
 
 observation   the input: `Observation`, with parsed Pods (worst first), stalled starts, the rollout
-knowledge     messages, the catalog data about starts, crashes and terminated Pods, and what names the cause of an end
+knowledge     messages, and the catalog data about starts, crashes and terminated Pods
+terminations  the cause of the end of a container or Pod
 crashes       crashes, which of them is in force, and their record in `status.lastCrash`
 starts        starts whose logs show their caches: durations, estimates, lateness, saved time
 reaction      remedies, damaged caches, restarts of stalled starts, scale to zero

@@ -27,8 +27,8 @@ from vllm_operator.logs.crash import UNKNOWN
 from vllm_operator.logs.state import Crash, LogProblem, Stage, StartupState, UnreadLog
 from vllm_operator.pods.view import Phase, Termination, killed_by_probe
 from vllm_operator.rendering.revision import find_revision
-from vllm_operator.status.knowledge import SAYS_NOTHING, explain_end, match_pod
 from vllm_operator.status.observation import Observation, PodFacts
+from vllm_operator.status.terminations import SAYS_NOTHING, explain_end, match_pod
 from vllm_operator.text import wording
 
 SETTLING_SECONDS = 10
@@ -270,12 +270,13 @@ def _status(
         remedy = observed.messages.say(advice, pod=view)
     if view.group is not None:
         cause = observed.messages.fit("crash.of_group", shrink=("cause",), limit=1000, cause=cause, pod=view, group=view.group)
+    own_page = wording.clean(crash.reference or "", 500) if (crash.reference or "").startswith("https://") else ""
     lines = (wording.clean(line, 400) for line in reversed((crash.excerpt or crash.line).splitlines()[-30:]))
     return CrashStatus(
         signature=wording.clean(crash.signature, 128),
         cause=cause,
         remedy=remedy or None,
-        reference=f"{PAGES}/{crash.signature}" if crash.signature in observed.knowledge.documented else _own_page(crash.reference),
+        reference=f"{PAGES}/{crash.signature}" if crash.signature in observed.knowledge.documented else own_page or None,
         pod=view.name,
         node=view.node or None,
         exit_code=ended.exit_code if ended is not None else None,
@@ -370,8 +371,3 @@ def _restore(crash: CrashStatus, signatures: Mapping[str, Signature]) -> CrashSt
     values = [(name, value) for name, value in captures.items() if value]
     cause, remedy = (wording.clean(fill_in(text, values), 1000) for text in (signature.cause, signature.remedy))
     return crash.model_copy(update={"cause": cause, "remedy": remedy or None, "reference": f"{PAGES}/{signature.id}"})
-
-
-def _own_page(reference: str | None) -> str | None:
-    """Return what the signature of an administrator refers to, if it is a page."""
-    return wording.clean(reference, 500) if reference is not None and reference.startswith("https://") else None

@@ -39,7 +39,8 @@ from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.placement.groups import ENGINES_FLAG
 from vllm_operator.pods.view import EventLog, Phase, PodView, killed_by_probe, place_of, refine, told_to_stop_at
 from vllm_operator.rendering.image_reading import ImageReading
-from vllm_operator.status.knowledge import SAYS_NOTHING, Knowledge, Messages, explain_end
+from vllm_operator.status.knowledge import Knowledge, Messages
+from vllm_operator.status.terminations import SAYS_NOTHING, explain_end
 
 DEFAULT_STALL_SECONDS = 600
 _NOT_STARTING = (Phase.CRASHED, Phase.FAILED, Phase.NODE_LOST, Phase.HUNG, Phase.NOT_RESPONDING, Phase.TERMINATING, Phase.READY)
@@ -315,7 +316,8 @@ def _represent(observed: Observation, leader: PodView) -> PodFacts:
     found = diagnose_ranks([_rank(observed, number, member) for number, member in members.items()], observed.knowledge.startup)
     chosen_rank = min(members, key=lambda number: members[number].severity)  # the Pod that is furthest behind
     if found.state is GroupState.CRASHED:  # the Pod with the root cause, else the one that ended first
-        failed = [number for number, it in members.items() if it.phase is not Phase.TERMINATING and (it.termination or _crash(it))]
+        ended = [number for number, it in members.items() if it.termination or (it.state is not None and it.state.crash)]
+        failed = [number for number in ended if members[number].phase is not Phase.TERMINATING]
         chosen_rank = found.rank if found.rank in failed else min(failed, key=lambda number: _ended(members[number]), default=chosen_rank)
     size = max((observed.plan.nodes if observed.plan is not None else None) or 2, *(number + 1 for number in members))
     by_rank = tuple(members[number] for number in sorted(members))
@@ -371,10 +373,6 @@ def _rank(observed: Observation, number: int, pod: PodFacts) -> Rank:
         exit_code=ended.exit_code if ended is not None else None,
         ended_at=ended.finished_at if ended is not None else None,
     )
-
-
-def _crash(pod: PodFacts) -> Crash | None:
-    return pod.state.crash if pod.state is not None else None
 
 
 def _ended(pod: PodFacts) -> str:
