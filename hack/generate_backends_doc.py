@@ -14,38 +14,32 @@ from vllm_operator.catalog.versions import load_versions
 OF_DATA = NOTE.format("catalog/data. Edit the data there")
 INTRODUCTION = """# Kernel backends
 
-For each component of the engine that has several backends, the operator consults four sources, in this order:
+For each component of the engine that has several backends, the first of these decides:
 
-1. **You**: a field of `spec.backends`, or a flag or variable in `spec.engine`. Your setting wins. If it is known to fail, the
-   operator refuses it before a Pod starts, unless the annotation `vllm-operator.dev/allow-unsupported: "true"` is set.
+1. **You**: a field of `spec.backends`, or a flag or variable in `spec.engine`. If your setting is known to fail, it is
+   [refused](plans.md#backends-that-you-pin).
 2. **Quirks**: combinations that are known to fail, and their workarounds.
 3. **Choices**: the best backend for this case, if vLLM's default is a different one.
-4. **The engine**: vLLM's default. The operator then sets nothing. Every variable that is set becomes part of the key of
-   vLLM's compile cache. For some variables, even the default value has another effect than an absent variable.
+4. **The engine**: vLLM's default. The operator then sets nothing, because every variable that is set becomes part of the key
+   of vLLM's compile cache.
 
-If the GPU, the model or the version is unknown, no rule applies, and vLLM chooses.
-
-The rules are on one page for each kind of GPU:
+If the GPU, the model or the version is unknown, no rule applies. The rules are on one page for each kind of GPU:
 
 {pages}
 
-sm_8x stands for Ampere (sm_80, sm_86, sm_87, sm_88), sm_10x for data-center Blackwell (sm_100, sm_103), sm_12x for
-workstation Blackwell and GB10 (sm_120, sm_121).
+sm_8x stands for sm_80, sm_86, sm_87 and sm_88, sm_10x for sm_100 and sm_103, sm_12x for sm_120 and sm_121.
 
-`kubectl vllm status NAME` names the backends that were chosen.
-`kubectl vllm plan NAME --revision N` also shows why, and the rule with its source.
+`kubectl vllm status NAME` names the backends that were chosen, `kubectl vllm plan NAME --revision N` also why, and the source.
 """
 TITLES = {RuleKind.QUIRK: "Quirks", RuleKind.CHOICE: "Choices", RuleKind.ENGINE: "Defaults of vLLM"}
 OF_GPUS = """# {title}
 
-The rules for kernel backends that name this kind of GPU. Those [for all GPUs](all-gpus.md) apply as well. The page about
-[kernel backends](../backends.md) says how rules are used, and how a backend is requested.
+The rules for [kernel backends](../backends.md) that name this kind of GPU. Those [for all GPUs](all-gpus.md) apply as well.
 {products}
 """
 OF_ALL = """# Rules for all GPUs
 
-The rules for kernel backends that depend on the model, the version or your settings, and not on the GPU. The page about
-[kernel backends](../backends.md) says how they are used, and lists those for each kind of GPU.
+The rules for [kernel backends](../backends.md) that depend on the model, the version or your settings, and not on the GPU.
 
 """
 
