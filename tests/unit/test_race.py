@@ -9,7 +9,7 @@ import pytest
 from support import speeds
 from support.gpus import inventory_of, real_node
 from support.plans import deployment
-from vllm_operator.api.labels import RACE_ANNOTATION
+from vllm_operator.api.labels import RACE_RECORD_ANNOTATION
 from vllm_operator.api.spec import OptimizeFor
 from vllm_operator.caches.measurement import MAX_PAIRS, Entrant, RaceRecord, RunEnd, read_race
 from vllm_operator.caches.race import with_entrant, with_results
@@ -41,7 +41,9 @@ def held(seed: int, engines: Speeds, *, optimize_for: OptimizeFor = "Throughput"
         assert record.winner is None
         ran.append(number)
         kept = {
-            RACE_ANNOTATION: record.with_result(speeds.run(chosen, **engines[number])).model_dump_json(by_alias=True, exclude_defaults=True)
+            RACE_RECORD_ANNOTATION: record.with_result(speeds.run(chosen, **engines[number])).model_dump_json(
+                by_alias=True, exclude_defaults=True
+            )
         }
         again = read_race({"metadata": {"annotations": kept}})
         assert again is not None
@@ -131,7 +133,7 @@ def test_the_winner_is_a_rule_that_says_what_was_measured() -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"entrants": []}', '{"key": 1, "entrants": [{"runs": [null]}]}', "[" * 20_000])
 def test_a_record_that_somebody_changed_is_no_race(text: str) -> None:
-    revision = {"metadata": {"annotations": {RACE_ANNOTATION: text}}}
+    revision = {"metadata": {"annotations": {RACE_RECORD_ANNOTATION: text}}}
     assert read_race(revision) is None
 
 

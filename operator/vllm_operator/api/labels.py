@@ -75,7 +75,9 @@ FAILED_ANNOTATION = f"{GROUP}/failed"
 GATE_ANNOTATION = f"{GROUP}/gate"
 """On a ControllerRevision: what was measured before its rollout, as JSON (`caches.measurement`)."""
 RACE_ANNOTATION = f"{GROUP}/race"
-"""On a VLLMDeployment: each new value requests a race. On a ControllerRevision: the race of its plan, as JSON (`caches.race`)."""
+"""On a VLLMDeployment: each new value requests a race of backends."""
+RACE_RECORD_ANNOTATION = RACE_ANNOTATION
+"""On a ControllerRevision: the race of its plan, as JSON (`caches.measurement`)."""
 RUN_ANNOTATION = f"{GROUP}/run"
 """On a Pod of a primer that measures: the ControllerRevision of the new plan, or of the plan that races, and the number of the run."""
 

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, AwareDatetime, Field
 
 from vllm_operator.api import reading
 from vllm_operator.api.base import Model
-from vllm_operator.api.labels import RACE_ANNOTATION
+from vllm_operator.api.labels import RACE_RECORD_ANNOTATION
 from vllm_operator.api.spec import OptimizeFor
 
 MIN_PAIRS, MAX_PAIRS = 2, 4
@@ -287,7 +287,7 @@ class RaceRecord(Model):
 
 def read_race(revision: Mapping[str, Any] | None) -> RaceRecord | None:
     """Read the race from the annotation of a ControllerRevision; None if it has none that can be read."""
-    written = reading.text(revision, "metadata", "annotations", RACE_ANNOTATION)
+    written = reading.text(revision, "metadata", "annotations", RACE_RECORD_ANNOTATION)
     try:
         return RaceRecord.model_validate_json(written) if 0 < len(written) <= MAX_RUNS_TEXT else None
     except ValueError:

@@ -14,7 +14,7 @@ from datetime import datetime
 
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import VALID_SPEC, Verdict
-from vllm_operator.api.labels import CLAIM_FIELD_MANAGER, GATE_ANNOTATION, RACE_ANNOTATION, UNUSED_ANNOTATION
+from vllm_operator.api.labels import CLAIM_FIELD_MANAGER, GATE_ANNOTATION, RACE_RECORD_ANNOTATION, UNUSED_ANNOTATION
 from vllm_operator.caches import cleaning
 from vllm_operator.caches.claims import Removal, find_orphans, find_other_owners, used_again
 from vllm_operator.caches.cleaning import CleaningNeed
@@ -101,7 +101,9 @@ class Actor:
         race = decision.actions.activity.race
         recorded_on = find_revision(snapshot.revisions, race.revision) if race is not None and not race.is_recorded else None
         if race is not None and race.record is not None and recorded_on is not None:
-            await self.plans.annotate(recorded_on, {RACE_ANNOTATION: race.record.model_dump_json(by_alias=True, exclude_defaults=True)})
+            await self.plans.annotate(
+                recorded_on, {RACE_RECORD_ANNOTATION: race.record.model_dump_json(by_alias=True, exclude_defaults=True)}
+            )
         if decision.context is not None:
             recorded = {name: await self._write_record(resource.metadata.uid, name, result) for name in decision.claim_records}
             await self._run_jobs(snapshot.manifest, decision.context, result, is_recorded=recorded.get(decision.claim_name or "", True))

@@ -36,7 +36,7 @@ from vllm_operator.controller.log_output import configure, describe_end, handle_
 from vllm_operator.controller.log_share import LogShare, Slots
 from vllm_operator.controller.metrics import HealthServer, Metrics
 from vllm_operator.controller.model_configs import ModelConfigs
-from vllm_operator.controller.object_cache import CacheUpdater, ObjectCache
+from vllm_operator.controller.object_cache import ObjectCache, ObjectCacheUpdater
 from vllm_operator.controller.observed_pods import PodObserver
 from vllm_operator.controller.preconditions import Preconditions, Readiness, WatchesOutdated
 from vllm_operator.controller.queue import Priority, WorkQueue
@@ -176,7 +176,9 @@ class Operator:
         self.metrics.observe_orphans(self._orphans)
         self.preconditions = Preconditions(client, self.readiness, namespaces=settings.namespaces, host=client.configuration.host)
         client.refused = self.preconditions.recheck
-        self.updater = CacheUpdater(cache=self.cache, add=self.queue.add, namespaces=settings.namespaces, seconds=settings.resync_seconds)
+        self.updater = ObjectCacheUpdater(
+            cache=self.cache, add=self.queue.add, namespaces=settings.namespaces, seconds=settings.resync_seconds
+        )
         uses = {
             "rules": (known.use, self.updater.add_all),
             "signatures": (crashes.use, self._read_crashes_again),

@@ -202,7 +202,7 @@ class ObjectCache:
 
 
 @dataclass(slots=True, kw_only=True)
-class CacheUpdater:
+class ObjectCacheUpdater:
     """Puts watch events into the cache, lists kinds again, and adds the keys of changed objects to the queue.
 
     kopf lists a kind before it watches it, at the start and whenever a watch has lost its place. kopf does not report objects that were

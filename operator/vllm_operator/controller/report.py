@@ -171,7 +171,7 @@ class Reporter:
         await self._record(snapshot, describe_restored(result.applied.restored, self.crashes.reporting.messages, self.now()))
         if not self.logs.caught_up(snapshot.key):
             return Result("waiting", CATCH_UP_SECONDS)
-        observed, look_again = await self._observe(snapshot, result)
+        observed, look_again = await self._read_observation(snapshot, result)
         await self._record_run(snapshot, observed)
         reported = report(observed)
         before, now, applied = snapshot.resource.status, reported.status, result.applied
@@ -209,7 +209,7 @@ class Reporter:
         if changed != status:
             await self._apply(manifest, changed)
 
-    async def _observe(self, snapshot: Snapshot, result: ActionResult) -> tuple[Observation, float | None]:
+    async def _read_observation(self, snapshot: Snapshot, result: ActionResult) -> tuple[Observation, float | None]:
         """Read what explains the state of the Pods. This is a second read, because it depends on the Jobs and PVCs that exist by now.
 
         Also return the seconds until it must be read again; None to wait for watch events.

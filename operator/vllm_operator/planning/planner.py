@@ -377,22 +377,15 @@ class _FreshPlan:
 
     def _decide(self, premises: _Premises, target: Candidate) -> BackendDecision:
         spec, version, facts, pool = self.resource.spec, premises.version, premises.facts, target.pool
-        known, forced, parallel = self.catalog, self._allows_unsupported, premises.shape.parallel
+        known, forced, pins, parallel = self.catalog, self._allows_unsupported, spec.backends, premises.shape.parallel
         sizes: dict[str, object] = {"tensor": parallel.tensor, "pipeline": parallel.pipeline, "data": parallel.data}
         if parallel.expert:
             sizes["expert"] = "Enabled"
         sized = spec.model_copy(update={"parallelism": (spec.parallelism or ParallelismSpec()).model_copy(update=sizes)})
-        rule_input = describe_rule_input(sized, version, facts, pool.architecture, mig_profile=pool.mig_profile, claims=pool.claims)
+        given = describe_rule_input(sized, version, facts, pool.architecture, mig_profile=pool.mig_profile, claims=pool.claims)
         model = model_facts.model_name(spec.model).rpartition("/")[2][: explanations.MODEL_NAME_LIMIT] or "The model"
         return choose_backends(
-            version,
-            rule_input,
-            known.rules,
-            spec.backends,
-            model=model,
-            allow_unsupported=forced,
-            measured=known.measured,
-            with_rivals=known.may_race,
+            version, given, known.rules, pins, model=model, allow_unsupported=forced, measured=known.measured, with_rivals=known.may_race
         )
 
     def _assemble(self, choice: _Choice) -> Plan:

@@ -8,7 +8,7 @@ import pytest
 from support.fake_cluster import FakeCluster
 from support.operators import llama
 from vllm_operator.api import labels
-from vllm_operator.controller.object_cache import CacheUpdater, ObjectCache
+from vllm_operator.controller.object_cache import ObjectCache, ObjectCacheUpdater
 from vllm_operator.controller.queue import Priority
 from vllm_operator.kube.client import DEPLOYMENT, PRESET, VLLM_DEPLOYMENT, ClusterError, Unavailable
 
@@ -24,7 +24,7 @@ class World:
         self.edited: list[tuple[str, str]] = []
         self.resynced: list[tuple[str, str]] = []
         self.cache = ObjectCache(self.cluster)
-        self.updater = CacheUpdater(
+        self.updater = ObjectCacheUpdater(
             cache=self.cache,
             add=self._add,
             settle_seconds=0.01,
