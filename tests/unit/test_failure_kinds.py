@@ -316,6 +316,10 @@ CASES: dict[str, tuple[list[str], str]] = {
     "OutputTypeRefused": (["vllm/_custom_ops.py"], "NotImplementedError: SM120 NVFP4 MOE only supports bfloat16 output, got: Half"),
     "FlashInferCheckFailed": (["flashinfer/fused_moe/core.py"], "RuntimeError: Check failed: a == b (1280 vs. 640) : odd shape"),
     "LoraExpertsRefused": (["vllm/lora/layers/fused_moe.py:set_lora"], "AssertionError: odd"),
+    "TransformersBackendFailed": (
+        ["vllm/model_executor/models/transformers/base.py:forward", "vllm/model_executor/layers/attention/attention.py:forward"],
+        "RuntimeError: shape '[-1, 8, 96]' is invalid for input of size 1024",
+    ),
     "LoraRankRefused": (["vllm/lora/ops/triton_ops/odd.py"], "AssertionError: odd_kernel supports max_lora_rank <= 128, got 256"),
     "ModelConfigKindRefused": (
         ["vllm/multimodal/processing/context.py:get_hf_config"],

@@ -63,6 +63,28 @@ def lost(error: str, *files: str) -> str:
     return READY + failed(error, *files, title="EngineCore encountered a fatal error.")
 
 
+FULL = (
+    "ValueError: To serve at least one request with the model's max seq len ({0}), {1} GiB KV cache is needed, which is larger than the "
+    "available KV cache memory ({2} GiB). Based on the available memory, the estimated maximum model length is {3}."
+)
+SHARED = (
+    "(EngineCore pid=7) INFO 11-02 10:00:25 [gpu_worker.py:655] CUDA graph memory profiling is enabled (default since v0.21.0). The "
+    "current --gpu-memory-utilization=0.8000 is equivalent to --gpu-memory-utilization=0.7710 without CUDA graph memory profiling. "
+    "To maintain the same effective KV cache size as before, increase --gpu-memory-utilization to 0.8290. To disable, set ODD=0.\n"
+)
+PLUGIN = "INFO 11-02 09:59:59 [__init__.py:38] - {0}\n"
+RENDERED = "vllm serve: error: argument {0}: Value {1} cannot be converted to <function loads at 0x7f>.\n"
+UNLINKED = (
+    "WARNING 11-02 10:00:00 [interface.py:226] Failed to import from vllm._C with ImportError('libcuda.so.1: cannot open shared object "
+    "file: No such file or directory')\nRuntimeError: Failed to infer device type, please set the environment variable `ODD`\n"
+)
+SPARE_TILES = "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 131072, Hardware limit: 101376."
+CHOSEN = "(EngineCore pid=7) INFO 11-02 10:00:20 [cuda.py:390] Using TRITON_ATTN attention backend out of potential backends: {0}.\n"
+NOT_FOUND = "Invalid repository ID or local directory specified: '{0}'."
+NO_SPARSE = (
+    "ValueError: No valid attention backend found for cuda with AttentionSelectorConfig(head_size=96, use_mla=True, use_sparse=True)"
+)
+SYMBOL = "ImportError: {0}/vllm/_C.abi3.so: undefined symbol: _ZN3c104cuda9oddEv\n"
 OFFLOADED = given("'kv_offloading_size': 16.0")
 TRANSFERRED = given("'kv_transfer_config': KVTransferConfig(kv_connector='LMCacheConnectorV1')")
 
@@ -1713,7 +1735,7 @@ CASES = {
         + "(EngineCore pid=7) INFO 11-02 10:00:21 [base.py:58] Offloader set to PrefetchOffloader\n"
         + failed(KV_SHORT),
         "MaxModelLenExceedsKvCache",
-        "ower --max-model-len",
+        "Set --max-model-len",
         "--cpu-offload-gb",
     ),
     "states of Mamba for a model without them": (
@@ -1914,6 +1936,235 @@ CASES = {
         "PythonPackageMissing",
         "The connector in --kv-transfer-config needs it",
         "odd",
+    ),
+    "a second model on the command line": (
+        "+ exec vllm serve /models/a /models/b --port 8000\nvllm: error: unrecognized arguments: /models/b\n",
+        "UnknownCliArgument",
+        "Give the model once: the command takes one, and this is a second one, as the command in the log shows",
+        "its name in this version",
+    ),
+    "a second model without the command": (
+        "vllm: error: unrecognized arguments: org/odd-model\n",
+        "UnknownCliArgument",
+        "Give the model once",
+        "as the command in the log shows",
+    ),
+    "a shell in the place of flags": (
+        "Start command: sh -c 'run.sh'\nvllm serve: error: argument --compilation-config/-cc: Value run.sh cannot be converted to json\n",
+        "ArgumentValueInvalid",
+        "read the command sh -c 'run.sh' as its own arguments",
+        "Correct the JSON",
+    ),
+    "another command, which the log does not show": (
+        "vllm serve: error: argument --compilation-config/-cc: Value import cannot be converted to <function loads at 0x7f>\n",
+        "ArgumentValueInvalid",
+        "such as bash -c or python3 -c",
+        "removed the quotation marks",
+    ),
+    "a configuration of the compiler without quotation marks": (
+        RENDERED.format("--compilation-config/-cc", "{mode:3}"),
+        "ArgumentValueInvalid",
+        "removed the quotation marks",
+        "bash -c",
+    ),
+    "doubled braces": (
+        RENDERED.format("--speculative-config", '{{"method":"mtp"}}'),
+        "ArgumentValueInvalid",
+        "Its braces are doubled",
+        "other JSON arguments",
+    ),
+    "doubled braces in several arguments": (
+        """Running: vllm serve m --a '{{"b":1}}' --c '{{"d":2}}'\n""" + RENDERED.format("--a", '{{"b":1}}'),
+        "ArgumentValueInvalid",
+        "also in the other JSON arguments of this command",
+        "Quote it once more",
+    ),
+    "nested braces of JSON": (
+        RENDERED.format("--hf-overrides", '{"a":{"b":{c}}}'),
+        "ArgumentValueInvalid",
+        "Quote it once more",
+        "doubled",
+    ),
+    "a variable that Compose does not know": (
+        'WARN[0000] The "TP_SIZE" variable is not set. Defaulting to a blank string.\n'
+        "vllm serve: error: argument --tensor-parallel-size/-tp: expected one argument\n",
+        "ArgumentValueInvalid",
+        "because variables such as TP_SIZE are not set",
+        "begins with a hyphen",
+    ),
+    "no value, and no warning": (
+        "vllm serve: error: argument --tensor-parallel-size/-tp: expected one argument\n",
+        "ArgumentValueInvalid",
+        "Set it, or write --tensor-parallel-size=VALUE",
+        "Compose",
+    ),
+    "a draft model that is not mounted": (
+        given("'speculative_config': {'method': 'eagle3', 'model': '/host/odd-draft'}") + refused(NOT_FOUND.format("/host/odd-draft")),
+        "HfRepoNotFound",
+        "Correct `model` in --speculative-config",
+        "spec.model",
+    ),
+    "a model that is not mounted, beside a draft model": (
+        given("'speculative_config': {'method': 'eagle3', 'model': '/host/odd-draft'}") + refused(NOT_FOUND.format("/models/main")),
+        "HfRepoNotFound",
+        "Correct spec.model.uri",
+        "--speculative-config",
+    ),
+    "a tokenizer that is not mounted": (
+        given("'tokenizer': '/host/tok'") + refused(NOT_FOUND.format("/host/tok")),
+        "HfRepoNotFound",
+        "Correct --tokenizer",
+        "spec.model",
+    ),
+    "a container that was recreated": (
+        " Container odd-vllm-1  Recreate\n" + given("'max_model_len': 8192") + failed(FULL.format(8192, "2.0", "0.45", 1856)),
+        "MaxModelLenExceedsKvCache",
+        "Start again first, once the old container has ended",
+        "needs a little more",
+    ),
+    "a container that was created": (
+        " Container odd-vllm-1  Created\n" + given("'max_model_len': 8192") + failed(FULL.format(8192, "2.0", "0.45", 1856)),
+        "MaxModelLenExceedsKvCache",
+        "Lower --max-model-len to at most 1856",
+        "recreated",
+    ),
+    "memory of CUDA graphs in the share": (
+        given("'max_model_len': 4096") + SHARED + failed(FULL.format(4096, "0.81", "0.80", 4000)),
+        "MaxModelLenExceedsKvCache",
+        "Raise --gpu-memory-utilization to 0.829, or lower --max-model-len to at most 4000",
+        "(now 0.8)",
+    ),
+    "a shortage beyond that of CUDA graphs": (
+        given("'max_model_len': 4096") + SHARED + failed(FULL.format(4096, "8.0", "2.0", 1000)),
+        "MaxModelLenExceedsKvCache",
+        "raise --gpu-memory-utilization (now 0.8)",
+        "0.829",
+    ),
+    "blocks of state-space layers": (
+        given("'max_model_len': 4096, 'mamba_cache_mode': 'align'") + failed(FULL.format(4096, "9.29", "9.28", 4000)),
+        "MaxModelLenExceedsKvCache",
+        "Start without prefix caching (--no-enable-prefix-caching)",
+        "CUDA graphs",
+    ),
+    "a length that was not set": (
+        given("'tensor_parallel_size': 2") + failed(FULL.format(262144, "12.0", "10.59", 231328)),
+        "MaxModelLenExceedsKvCache",
+        "Set --max-model-len to at most 231328",
+        "A request of --max-model-len",
+    ),
+    "a plugin with a class of the model": (
+        PLUGIN.format("odd -> odd_models:register")
+        + failed("ValueError: Following weights were not initialized from checkpoint: {'odd_head.bias'}", f"{LOADER}x.py"),
+        "WeightNameOrShapeMismatch",
+        "the plugin odd",
+        "Usually no setting",
+    ),
+    "a plugin of vLLM itself": (
+        PLUGIN.format("lora_filesystem_resolver -> vllm.plugins.lora_resolvers.filesystem_resolver:register")
+        + failed("ValueError: Following weights were not initialized from checkpoint: {'odd_head.bias'}", f"{LOADER}x.py"),
+        "WeightNameOrShapeMismatch",
+        "this vLLM version's implementation",
+        "plugin",
+    ),
+    "a plugin for a platform": (
+        PLUGIN.format("ascend -> vllm_ascend:register")
+        + failed("ValueError: Following weights were not initialized from checkpoint: {'odd_head.bias'}", f"{LOADER}x.py"),
+        "WeightNameOrShapeMismatch",
+        "this vLLM version's implementation",
+        "plugin",
+    ),
+    "a class that was forced": (
+        given("'hf_overrides': {'architectures': ['OddForCausalLM']}")
+        + failed("ValueError: There is no module or parameter named 'vision_tower' in OddModel.", f"{LOADER}x.py"),
+        "WeightNameOrShapeMismatch",
+        "forces, which is one for text only",
+        "page names",
+    ),
+    "overrides without a class": (
+        given("'hf_overrides': {'rope_theta': 1}")
+        + failed("ValueError: There is no module or parameter named 'odd' in OddModel.", f"{LOADER}x.py"),
+        "WeightNameOrShapeMismatch",
+        "Start without --hf-overrides",
+        "forces",
+    ),
+    "a GPU that only two backends support": (
+        given("'dtype': 'auto'") + CHOSEN.format("['TRITON_ATTN', 'FLEX_ATTENTION']") + failed(SPARE_TILES, "vllm/v1/attention/ops/odd.py"),
+        "TritonOutOfResources",
+        "no other attention backend for this model on this GPU than TRITON_ATTN, FLEX_ATTENTION",
+        "Use another --attention-backend",
+    ),
+    "a GPU that more backends support": (
+        given("'kv_cache_dtype': 'fp8'")
+        + CHOSEN.format("['TRITON_ATTN', 'FLASH_ATTN']")
+        + failed(SPARE_TILES, "vllm/v1/attention/ops/odd.py"),
+        "TritonOutOfResources",
+        "Use another --attention-backend, or --kv-cache-dtype auto",
+        "float32",
+    ),
+    "a container without a GPU": (
+        UNLINKED,
+        "NoGpuVisible",
+        "Check that the Pod requests a GPU",
+        "vendor",
+    ),
+    "a torch in the home directory": (
+        "Name: torch\nLocation: /home/user/.local/lib/python3.11/site-packages\n"
+        + SYMBOL.format("/opt/conda/envs/a/lib/python3.11/site-packages"),
+        "AbiSymbolMismatch",
+        "PYTHONNOUSERSITE=1",
+        "official vLLM image",
+    ),
+    "a torch in the environment": (
+        "Name: torch\nLocation: /opt/a/lib/python3.11/site-packages\n" + SYMBOL.format("/usr/local/lib/python3.12/dist-packages"),
+        "AbiSymbolMismatch",
+        "Use the official vLLM image",
+        "PYTHONNOUSERSITE",
+    ),
+    "sparse attention, and no flag is set": (
+        given("'max_model_len': 8192") + failed(NO_SPARSE),
+        "NoValidAttentionBackend",
+        "sparse MLA (head_size 96)",
+        "If that fails too",
+    ),
+    "sparse attention, and a flag is set": (
+        given("'kv_cache_dtype': 'fp8'") + failed(NO_SPARSE),
+        "NoValidAttentionBackend",
+        "If that fails too, use a newer vLLM",
+        "No flag helps",
+    ),
+    "a model of the transformers library that was asked for": (
+        given("'model_impl': 'transformers'")
+        + failed("TypeError: forward() got an unexpected keyword argument 'odd'", "vllm/model_executor/models/transformers/base.py"),
+        "TransformersBackendFailed",
+        "Remove --model-impl transformers",
+        "attention-backend",
+    ),
+    "a model that only the transformers library has": (
+        given("'dtype': 'auto'")
+        + failed(
+            "RuntimeError: The size of tensor a (4) must match the size of tensor b (8)", "vllm/model_executor/models/transformers/moe.py"
+        ),
+        "TransformersBackendFailed",
+        "Use a vLLM that has this model itself",
+        "Remove --model-impl",
+    ),
+    "memory that ran out within the transformers library": (
+        given("'model_impl': 'transformers'") + failed(OOM, "vllm/model_executor/models/transformers/base.py"),
+        "CudaOutOfMemory",
+        "memory",
+        "--model-impl",
+    ),
+    "a package that is too old for transformers": (
+        failed("ImportError: cannot import name 'Odd' from 'tiktoken.core' (/x/tiktoken/core.py)", "transformers/odd.py:<module>"),
+        "PackageVersionMismatch",
+        "too old for the installed transformers",
+        "without installing others",
+    ),
+    "a package of another caller": (
+        failed("ImportError: cannot import name 'Odd' from 'tiktoken.core' (/x/tiktoken/core.py)", "odd/x.py:<module>"),
+        "PackageVersionMismatch",
+        "without installing others",
+        "too old",
     ),
     "a model in the place of a flag": (
         "vllm: error: unrecognized arguments: serve org/model\n",

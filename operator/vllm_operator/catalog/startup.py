@@ -28,7 +28,8 @@ TEXT_LIMIT, LIST_LIMIT = 600, 16
 """Maximum characters of a text, and maximum length of a list, except of those that only ship with the operator."""
 
 _CIRCUMSTANCES = ("device", "platform", "version", "eager", "nccl", "cached", "runner", "offloader")
-_LOGGED = ("gemm", "given", "survived", "fusions", "qwix", "built", "fixed", "aborted", "devices", "pool", "unlinked", "switch")
+_FOUND = ("plugin", "aligned", "advised", "candidates", "drafter", "launched", "unset", "recreated", "usersite")
+_LOGGED = (*_FOUND, "gemm", "given", "survived", "fusions", "qwix", "built", "fixed", "aborted", "devices", "pool", "unlinked", "switch")
 SETTINGS = ("utilization", *_CIRCUMSTANCES, *_LOGGED, "chosen", "step", "graphs", "positions", "loopback", "spare", "looped", "speculated")
 FACTS = ("stage", "limit", "attention", "moe", "options", "traceback", "notices", *SETTINGS)
 """Names that every text may use in addition to captures: the stage of the start, the memory limit of the container (`none` without one),
@@ -283,10 +284,9 @@ class Heartbeat(Sourced):
 class Stages(Entry):
     """Knowledge about the lines of a start: the content of `stages.yaml`.
 
-    `silent_backends` are parts of names of backends that compile kernels without logging, which happens in `silent_stages`; silence under
-    `silent_after_seconds` is ordinary. `echoes` are parts of exceptions that only report a failure elsewhere. `measured` is for `dense`
-    models and for those with `experts`. `settings`, `options` and `placement` (several nodes) are what the line with the arguments says.
-    `ended` is what to do if the log ends within a start.
+    `silent_backends` (parts of names) compile kernels without logging, in `silent_stages`; silence up to `silent_after_seconds` is usual.
+    `echoes` are parts of exceptions that only report failures elsewhere. `measured` is for `dense` models and for those with `experts`.
+    `settings`, `options` and `placement` are what the line with the arguments says; `settings` also lines before it. `ended` is advice.
     """
 
     lines: tuple[LineMeaning, ...]

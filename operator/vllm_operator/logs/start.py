@@ -25,8 +25,7 @@ _ACCESS = re.compile(r'"(?:GET|POST|HEAD|PUT|DELETE|OPTIONS) /\S{0,300} HTTP/[\d
 _NO_DEVICE = "CUDA platform is not available because:"  # a record at DEBUG that says why vLLM then finds no device
 _NOTICES = ("Waiting", "No", "Your", "FlashInfer")  # first words of records below WARNING that may be notices
 _ORDER = {stage: index for index, stage in enumerate(Stage)}
-_BACKENDS_KEPT = 16
-_ADAPTERS_KEPT = 128  # maximum number of adapters to keep, twice the limit of a spec
+_BACKENDS_KEPT, _ADAPTERS_KEPT = 16, 128  # the maximum of adapters is twice the limit of a spec
 _FAILURE_LENGTH = 200
 _FIGURES = {"weights": "weights_gib", "kvCache": "kv_cache_gib", "kvTokens": "kv_cache_tokens", "concurrency": "concurrency"}
 """Fields of `MeasuredMemory` by group in `stages.yaml`."""
@@ -91,6 +90,8 @@ class StartTracker:
 
     def error(self, process: str, level: int | None, text: str) -> None:
         """Process an error record, or raw output that is not a bar."""
+        if not self._seen.has_arguments and len(self._recent) != self._recent.maxlen:  # lines of what launches the server
+            self.crashes.settings = _captured(self._knowledge.stages.settings.finditer(text)) | self.crashes.settings
         # The logo and old tools print known lines without a level.
         word = text.lstrip().split(" ", 1)[0] if level is None else ""
         if not (word in self._knowledge.words and self._meaning(word, text) and word not in _NOTICES):
@@ -150,14 +151,13 @@ class StartTracker:
                 self._ended = self._clock.now() if meaning.ends else None
                 self._seen = replace(self._seen, is_stage_over=meaning.ends, progress=None if meaning.ends else self._seen.progress)
                 self.crashes.stage = f"After{meaning.stage}" if meaning.ends else self.crashes.stage
-        if meaning.arguments or meaning.engine:
-            self.crashes.settings |= _captured(stages.settings.finditer(found.string))
-        self.crashes.settings |= {"given": found.string} if meaning.arguments else {}
+        known = _captured(stages.settings.finditer(found.string)) if meaning.arguments or meaning.engine else {}
+        self.crashes.settings |= {**known, "given": found.string} if meaning.arguments else known
         options = stages.options.findall(found.string) if meaning.arguments else []
         options += ["speculative_config"] if meaning.engine and "speculative_config=Spec" in found.string else []
         if options:
-            known = self.crashes.settings.get("options", "").split(", ")
-            flags = dict.fromkeys((*filter(None, known), *(f"--{name.replace('_', '-')}" for name in options)))
+            before = self.crashes.settings.get("options", "").split(", ")
+            flags = dict.fromkeys((*filter(None, before), *(f"--{name.replace('_', '-')}" for name in options)))
             self.crashes.settings["options"] = ", ".join(flags)
         self._observe(meaning, _captured([found]))
         if meaning.arguments:
