@@ -35,7 +35,7 @@ LORA_MOE = "vllm/lora/layers/fused_moe.py"
 KV_MANAGER = "vllm/v1/core/single_type_kv_cache_manager.py"
 LAUNCH = "vllm/v1/engine/utils.py"
 RUNNER, PARALLEL = "vllm/v1/worker/gpu_model_runner.py", "vllm/distributed/parallel_state.py"
-OMNI_DIED = "StageEngineCoreProc encountered a fatal error."
+OMNI_DIED, IMAGES_DIED = "StageEngineCoreProc encountered a fatal error.", "StageDiffusionProc encountered a fatal error."
 PIECEWISE = (
     "(Worker_TP1 pid=8) WARNING 11-02 10:00:20 [compilation.py:1405] CUDAGraphMode.FULL_AND_PIECEWISE is not supported with spec-decode "
     "for attention backend OddBackend (support: AttentionCGSupport.NEVER); setting cudagraph_mode=PIECEWISE\n"
@@ -1458,6 +1458,79 @@ CASES = {
         "EngineDead",
         "engine",
         "odd",
+    ),
+    "a stage of vLLM-Omni that makes images and dies": (
+        READY
+        + failed("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "vllm_omni/diffusion/x.py", title=IMAGES_DIED),
+        "CudaOutOfMemory",
+        "GPU memory",
+        "StageDiffusionProc",
+    ),
+    "a stage of vLLM-Omni that makes images and does not start": (
+        failed("ValueError: odd", "vllm_omni/diffusion/stage_diffusion_proc.py:run_diffusion_proc", title=IMAGES_DIED)
+        + "(APIServer pid=1) RuntimeError: StageDiffusionProc died during handshake (exit code 1)\n",
+        "PackageFailed",
+        "ValueError: odd",
+        "handshake",
+    ),
+    "a quota of the home directory": (
+        failed("odd.InternalError: filesystem error: cannot create directories: Disk quota exceeded [/home/a/.tensorrt_llm/tmp/b]"),
+        "DiskFull",
+        "TRTLLM_DG_CACHE_DIR",
+        "spec.cache.volume",
+    ),
+    "a quota of another cache": (
+        failed("OSError: [Errno 122] Disk quota exceeded: '/home/a/.triton/cache/b'"),
+        "DiskFull",
+        "set VLLM_CACHE_ROOT",
+        "TRTLLM_DG_CACHE_DIR",
+    ),
+    "too many KV heads for context parallelism": (
+        failed(
+            "ValueError: tensor parallel size 4 must be greater than total num kv heads 4 when enable decode context parallel for GQA/MQA.",
+            "vllm/config/vllm.py",
+        ),
+        "ParallelLayoutInvalid",
+        "Remove --decode-context-parallel-size",
+        "If in doubt",
+    ),
+    "another error of a program that ends itself": (
+        LOADED + "FATAL ERROR: no odd pages\nSegmentation fault (core dumped)\n",
+        "NativeCodeCrash",
+        "no odd pages",
+        "PYTHONPATH",
+    ),
+    "a runner that fails while it makes drafts": (
+        given("'max_num_seqs': 4") + lost("RuntimeError: odd", f"{RUNNER}:propose_draft_token_ids", f"{RUNNER}:_odd"),
+        "SpeculativeDecodingFailed",
+        "without it",
+        "optional",
+    ),
+    "a check of a store": (
+        lost("AssertionError: odd state", "vllm/distributed/kv_transfer/kv_connector/v1/mooncake/store/worker.py"),
+        "KvTransferFailed",
+        "the master of Mooncake",
+        "the other side",
+    ),
+    "a check of NIXL": (
+        lost("AssertionError: odd state", NIXL),
+        "KvTransferFailed",
+        "the version of the connector (nixl)",
+        "Mooncake",
+    ),
+    "a model whose code a TPU runs": (
+        failed("NotImplementedError: odd", "tpu_inference/models/vllm/vllm_model_wrapper.py:step_fun", "vllm/model_executor/models/odd.py"),
+        "TpuModelUnsupported",
+        "serve the model on GPUs",
+        "recipe",
+    ),
+    "a package of the image for TPUs": (
+        failed(
+            "AttributeError: module 'jax.odd' has no attribute 'x'", "tpu_inference/models/vllm/vllm_model_wrapper.py", "torchax/interop.py"
+        ),
+        "PackageVersionMismatch",
+        "packages of the vLLM image",
+        "serve the model on GPUs",
     ),
     "inputs of different sizes in a batch": (
         READY
