@@ -1532,6 +1532,33 @@ CASES = {
         "packages of the vLLM image",
         "serve the model on GPUs",
     ),
+    "a check of the scheduler without asynchronous scheduling": (
+        given("'async_scheduling': False") + lost("AssertionError: odd", "vllm/v1/core/sched/scheduler.py"),
+        "SchedulerFailed",
+        "Start once with --no-enable-prefix-caching",
+        "async-scheduling",
+    ),
+    "a check of the scheduler without prefix caching": (
+        given("'enable_prefix_caching': False") + lost("AssertionError: odd", "vllm/v1/core/sched/scheduler.py"),
+        "SchedulerFailed",
+        "Start once with --no-async-scheduling",
+        "prefix-caching",
+    ),
+    "weights that are not offloaded and do not fit": (
+        given("'cpu_offload_gb': 20.0")
+        + "(EngineCore pid=7) INFO 11-02 10:00:20 [gpu_worker.py:288] Using V2 Model Runner\n"
+        + LOADING
+        + failed(OOM, f"{LOADER}base_loader.py"),
+        "CudaOutOfMemory",
+        "here --cpu-offload-gb has no effect",
+        "expandable_segments",
+    ),
+    "weights that the first runner offloads and that do not fit": (
+        given("'cpu_offload_gb': 20.0") + LOADING + failed(OOM, f"{LOADER}base_loader.py"),
+        "CudaOutOfMemory",
+        "GPU",
+        "has no effect",
+    ),
     "inputs of different sizes in a batch": (
         READY
         + failed(
@@ -1633,6 +1660,19 @@ CASES = {
         "CustomAllReduceFailed",
         "Or remove expandable_segments:True",
         "Possible causes",
+    ),
+    "expandable segments and an error of the runtime in the all-reduce": (
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n"
+        + failed("RuntimeError: CUDART error: invalid argument", "vllm/distributed/device_communicators/custom_all_reduce.py"),
+        "AllReduceFailed",
+        "Remove expandable_segments:True",
+        "odd",
+    ),
+    "an error of the runtime in the all-reduce": (
+        failed("RuntimeError: CUDART error: invalid argument", "vllm/distributed/device_communicators/custom_all_reduce.py"),
+        "AllReduceFailed",
+        "Set --disable-custom-all-reduce",
+        "expandable_segments",
     ),
     "segments that are not expandable": (
         "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False\n"
