@@ -137,19 +137,26 @@ def test_a_record_that_somebody_changed_is_no_race(text: str) -> None:
     assert read_race(revision) is None
 
 
-def rivals(**backends: str) -> Rivals | None:
-    resource = deployment(backends=backends)
+def rivals(*, version: str = "0.20.1", **backends: str) -> Rivals | None:
+    resource = deployment(engine={"version": version}, backends=backends)
     return plan(resource, inventory_of(real_node("h100-sxm")), with_results(load_catalog(), resource, ())).rivals
 
 
 def test_rivals_are_backends_that_work_where_the_user_pins_none() -> None:
     found, pinned = rivals(tuning="Measure"), rivals(tuning="Measure", attention="FLASH_ATTN")
     assert found is not None
-    assert found.backends[:3] == [("Attention", "FLASHINFER"), ("Sampler", "FLASHINFER"), ("Attention", "TRITON_ATTN")]
+    assert found.backends[:2] == [("Attention", "FLASHINFER"), ("Attention", "TRITON_ATTN")]
     assert (found.when["architectures"], found.when["versions"]) == ("sm_90", "==0.20.1")
     assert pinned is not None
-    assert {component for component, _ in pinned.backends} == {"Sampler"}
+    assert pinned.backends == []
     assert rivals() is None, "nobody asks for a race"
+
+
+def test_nothing_races_that_cannot_be_faster() -> None:
+    """vLLM's selectors accept more: backends for heads of two sizes, for packages that no image has, and for other formats of weights."""
+    found = rivals(version="0.26.0", tuning="Measure")
+    assert found is not None
+    assert found.backends == [("Attention", "FLASHINFER"), ("Attention", "TRITON_ATTN"), ("Attention", "FLEX_ATTENTION")]
 
 
 @pytest.mark.parametrize(("backend", "want"), [("FLASHINFER", "FLASHINFER"), ("FLASHMLA", "FLASH_ATTN"), ("NO_SUCH", "FLASH_ATTN")])

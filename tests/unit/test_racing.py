@@ -115,7 +115,7 @@ async def test_the_fastest_backend_is_rolled_out_although_the_operator_forgets_e
         await course.measured(FLASHINFER=1.8)
         course.bench.restart()
         await course.settle()
-    assert course.ran == ["default", "FLASHINFER", "default", "default", "FLASHINFER"]
+    assert course.ran == ["default", "FLASHINFER", "TRITON_ATTN", "default", "FLASHINFER"]
     assert course.backends()["Attention"] == "FLASHINFER"
     assert "FLASHINFER is the fastest. FLASHINFER: 2," in course.event()
     choice = next(choice for choice in course.bench.plan().backends if choice.component == "Attention")

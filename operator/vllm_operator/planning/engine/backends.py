@@ -209,11 +209,11 @@ class _Choosing:
 
     def rivals(self) -> list[tuple[str, str]]:
         """Return the backends that would work instead, where the user pins none: those that rules name first, one of each component."""
-        found = list[tuple[int, str, str]]()
-        for component in (each for each in load_questions().fields if each in self.chosen and each not in self.by_user):
+        found, fixed = list[tuple[int, str, str]](), {*self.by_user, Component.SAMPLER}  # greedy answers of the load need no sampler
+        for component in (each for each in load_questions().fields if each in self.chosen and each not in fixed):
             named = [rule.backend for rule in self.rules.choosing[component]]
-            offered = {name for each in self._invocations(component) for name in each.backends(self.table)} - {self.chosen[component]}
-            working = sorted((name not in named, name) for name in offered if name != "AUTO" and self._works(component, name))
+            offered = {name for each in self._invocations(component) for name in each.backends(self.table)} & {*self._working(component)}
+            working = sorted((name not in named, name) for name in offered - {self.chosen[component]} if self._works(component, name))
             found += [(place, component.value, name) for place, (_, name) in enumerate(working)]
         return [(component, name) for _, component, name in sorted(found, key=lambda each: each[0])]
 
