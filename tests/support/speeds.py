@@ -15,8 +15,10 @@ METRICS = 'vllm:cache_config_info{block_size="16",engine="0",kv_cache_size_token
 
 
 @contextmanager
-def serving(*, seconds_per_token: float = 0.002, fails_at: int | None = None, key: str = "", answer: str = "Paris.") -> Iterator[int]:
-    """Serve completions; yield the port. `fails_at` is the number of requests at a time at which the engine dies."""
+def serving(
+    *, seconds_per_token: float = 0.002, prefill: float = 0.0, fails_at: int | None = None, key: str = "", answer: str = "Paris."
+) -> Iterator[int]:
+    """Serve completions after `prefill` seconds; yield the port. `fails_at` is the number of requests at a time at which the engine dies."""
     lock, active = threading.Lock(), [0]
 
     class Handler(BaseHTTPRequestHandler):
@@ -49,6 +51,7 @@ def serving(*, seconds_per_token: float = 0.002, fails_at: int | None = None, ke
             self.send_response(200)
             self.send_header("Connection", "close")
             self.end_headers()
+            time.sleep(prefill)
             for _ in range(tokens):
                 time.sleep(seconds_per_token)
                 if fails_at is not None and active[0] >= fails_at:

@@ -45,6 +45,14 @@ def test_the_program_measures_an_engine(tmp_path: Path) -> None:
     assert read_measurement(measured.to_json()) == measured
 
 
+@pytest.mark.parametrize("seconds", [0.3, 0.4])
+def test_the_rate_does_not_depend_on_where_the_last_answer_is_at_the_end(tmp_path: Path, seconds: float) -> None:
+    """Most of an answer is the time to its first token, so the end is often before the tokens of the last one."""
+    with speeds.serving(prefill=0.2) as port:
+        [found] = measure(port, tmp_path, concurrency=[4], seconds=seconds)["loads"]
+    assert found["rate"] == pytest.approx(4 * 8 * 1000 / (found["firstTokenMs"] + 7 * found["tokenMs"]), rel=0.15)
+
+
 @pytest.mark.parametrize(
     ("server", "load", "want"),
     [
