@@ -18,7 +18,7 @@ METRICS = 'vllm:cache_config_info{block_size="16",engine="0",kv_cache_size_token
 def serving(
     *, seconds_per_token: float = 0.002, prefill: float = 0.0, fails_at: int | None = None, key: str = "", answer: str = "Paris."
 ) -> Iterator[int]:
-    """Serve completions after `prefill` seconds; yield the port. `fails_at` is the number of requests at a time at which the engine dies."""
+    """Serve completions after `prefill` seconds; yield the port. With `fails_at` requests at a time, the engine dies."""
     lock, active = threading.Lock(), [0]
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,7 +1,10 @@
 """The race of backends: its decisions from its record, with engines of known speed."""
 
+import json
 import random
 from datetime import UTC, datetime
+from itertools import permutations, product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +14,7 @@ from support.gpus import inventory_of, real_node
 from support.plans import deployment
 from vllm_operator.api.labels import RACE_RECORD_ANNOTATION
 from vllm_operator.api.spec import OptimizeFor
-from vllm_operator.caches.measurement import MAX_PAIRS, Entrant, RaceRecord, RunEnd, read_race
+from vllm_operator.caches.measurement import MAX_PAIRS, Entrant, LoadFigures, Measurement, RaceRecord, RunEnd, read_race
 from vllm_operator.caches.race import with_entrant, with_results
 from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.rules import Rivals
@@ -96,6 +99,30 @@ def test_a_fast_backend_does_not_win_with(engine: dict[str, Any], why: str) -> N
     record, _ = held(1, ({}, {"speed": 2.0} | engine, {"speed": 1.5}))
     assert record.winner is not None
     assert record.winner.backend == "TRITON_ATTN", why
+
+
+REAL: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "corpus" / "measured" / "h200-races.json").read_text())
+"""Runs of vLLM 0.26.0 on H200 (docs/measured-rollouts.md). Their tokens per second were counted up to a fixed moment."""
+
+
+def whole_answers(run: Measurement, tokens: int) -> Measurement:
+    def rate(load: LoadFigures) -> float:
+        return load.clients * tokens * 1000 / (load.first_token_ms + (tokens - 1) * load.token_ms)
+
+    return run.model_copy(update={"loads": tuple(load.model_copy(update={"rate": rate(load)}) for load in run.loads)})
+
+
+@pytest.mark.parametrize("is_whole", [False, True], ids=["as counted then", "from whole answers"])
+@pytest.mark.parametrize("case", REAL, ids=[case["name"] for case in REAL])
+def test_real_kernels_within_the_noise_have_no_winner_in_whatever_order_they_ran(case: dict[str, Any], *, is_whole: bool) -> None:
+    default, *others = (Entrant.model_validate(it) for it in case["entrants"])
+    choices: list[list[tuple[Measurement, ...]]] = [[*permutations(default.runs, 2)]]
+    choices += [[(run,) for run in it.runs] or [()] for it in others]
+    for chosen in product(*choices):
+        runs = [tuple(whole_answers(run, case["outputTokens"]) if is_whole else run for run in each) for each in chosen]
+        entrants = tuple(it.model_copy(update={"runs": each}) for it, each in zip((default, *others), runs, strict=True))
+        record = new_race(1).model_copy(update={"entrants": entrants})
+        assert (record.next_entrant, record.winner) == (None, None), "each candidate once and the default twice were enough"
 
 
 def test_latency_counts_the_speed_for_one_client() -> None:
