@@ -154,6 +154,7 @@ CASES = {
     "simple-offload-hit-tokens": ("newer vLLM", "AIBrix"),
     "spark-nvfp4-kv-dflash": ("such as mtp", "set it to fp8"),
     "suffix-arctic-missing": ("Add the package to your own image", "Use the official vLLM image"),
+    "cccl-nvcc-13.4": ("The environment has parts of several CUDA versions", "The image has"),
     "path-pasted-twice": ("Give the model once", "its name in this version"),
     "compilation-config-start-command": ("start command) of the container empty", "Correct the JSON"),
     "diffusion-config-braces": ("also in the other JSON arguments", "Quote it once more"),

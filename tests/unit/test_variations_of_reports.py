@@ -84,6 +84,7 @@ NOT_FOUND = "Invalid repository ID or local directory specified: '{0}'."
 NO_SPARSE = (
     "ValueError: No valid attention backend found for cuda with AttentionSelectorConfig(head_size=96, use_mla=True, use_sparse=True)"
 )
+FRAME = 'Traceback (most recent call last):\n  File "{0}/lib/python3.12/site-packages/vllm/odd.py", line 1, in odd\n    odd()\n'
 SYMBOL = "ImportError: {0}/vllm/_C.abi3.so: undefined symbol: _ZN3c104cuda9oddEv\n"
 OFFLOADED = given("'kv_offloading_size': 16.0")
 TRANSFERRED = given("'kv_transfer_config': KVTransferConfig(kv_connector='LMCacheConnectorV1')")
@@ -2049,6 +2050,26 @@ CASES = {
         "PythonPackageMissing",
         "The connector in --kv-transfer-config needs it",
         "odd",
+    ),
+    "a library in the environment of a user": (
+        SYMBOL.format("/srv/app/.venv/lib/python3.12/site-packages").replace(
+            "ImportError: ", FRAME.format("/srv/app/.venv") + "ImportError: "
+        ),
+        "AbiSymbolMismatch",
+        "Install vllm and its torch in a new environment",
+        "Use the official vLLM image.",
+    ),
+    "no compiler in the environment of a user": (
+        FRAME.format("/home/user/miniconda3") + "RuntimeError: Could not find nvcc and default cuda_home='/usr/local/cuda' doesn't exist\n",
+        "FlashInferNvccMissing",
+        "If the machine has it",
+        "Use the official vLLM image",
+    ),
+    "no compiler in the environment of an image": (
+        FRAME.format("/opt/venv") + "RuntimeError: Could not find nvcc and default cuda_home='/usr/local/cuda' doesn't exist\n",
+        "FlashInferNvccMissing",
+        "Use the official vLLM image",
+        "If the machine has it",
     ),
     "a second model on the command line": (
         "+ exec vllm serve /models/a /models/b --port 8000\nvllm: error: unrecognized arguments: /models/b\n",
