@@ -138,7 +138,7 @@ def test_gpus_of_others_of_broken_nodes_and_of_claims(golden: Golden) -> None:
 def test_without_permission_for_pods_it_is_unknown_what_is_free() -> None:
     text = plain(gpus_of(None, real_node("h200")))
     assert "8      ?     ?     -" in text
-    assert "may not list the Pods" in text
+    assert "no permission to list the Pods" in text
     assert "free: " not in text
     assert "knows of no NVIDIA GPU" in plain(gpus_of([]))
 

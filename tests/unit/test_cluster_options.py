@@ -128,7 +128,7 @@ def test_the_users_of_claimed_devices_are_named() -> None:
     [row] = rows_of(inventory, [mine], GPUS, claimed)
     assert (row["used"], row["free"], row["usedBy"]) == (3, 5, {"lab/llama": 2, "a ResourceClaim": 1})
     assert "NVIDIA H100 80GB (sm_90): 5 of 8 free" in plain(gpus_page(inventory, [mine], GPUS, claimed, width=100))
-    assert "may not list the ResourceClaims" in plain(gpus_page(inventory, [mine], GPUS, width=100))
+    assert "no permission to list the ResourceClaims" in plain(gpus_page(inventory, [mine], GPUS, width=100))
 
 
 def test_all_users_are_named_where_that_is_asked_for() -> None:
@@ -137,7 +137,7 @@ def test_all_users_are_named_where_that_is_asked_for() -> None:
     assert "2 more" in page
     wide = plain(gpus_page(inventory_of(real_node("h100-sxm")), pods, GPUS, width=100, shown=None))
     assert "2 more" not in wide
-    assert "Pod lab/p5 1" in wide
+    assert "Pod lab/p5 (1)" in wide
 
 
 def test_an_owner_waits_once_and_a_pod_that_waits_for_a_volume_does_not_wait_for_a_node() -> None:

@@ -52,8 +52,8 @@ async def _read(client: ClusterClient) -> tuple[Inventory, Pods | None, GPUs, Cl
 
 HEADER = ("NODE", "GPU", "SLICE", "MEMORY", "TOTAL", "USED", "FREE", "USED BY")
 NAMES_SHOWN = 4
-_NO_PODS = "Your account may not list the Pods of all namespaces, so it is unknown which devices are free."
-_CLAIMS = "Your account may not list the ResourceClaims of all namespaces, so it is unknown which devices for them are free."
+_NO_PODS = "You have no permission to list the Pods of all namespaces, so it is unknown which devices are free."
+_CLAIMS = "You have no permission to list the ResourceClaims of all namespaces, so it is unknown which devices for them are free."
 _NONE = "Kubernetes knows of no NVIDIA GPU in the cluster. Install the NVIDIA GPU Operator, or its device plugin and GPU Feature Discovery."
 _WAYS = {"it is cordoned": "If nobody repairs it: kubectl uncordon", "it is not ready": "See kubectl describe node"}
 """Why a node is unavailable, with what to do, before its name."""
@@ -152,7 +152,7 @@ def _cells(row: Mapping[str, Any], shown: int | None) -> Sequence[Span]:
         Span(str(row["total"])),
         Span("?" if row["used"] is None else str(row["used"])),
         Span("?" if free is None else str(free), Style.DIM if free is None else Style.GREEN if free else Style.RED),
-        Span(few([f"{name} {amount}" for name, amount in (row["usedBy"] or {}).items()], shown), Style.DIM),
+        Span(few([f"{name} ({amount})" for name, amount in (row["usedBy"] or {}).items()], shown), Style.DIM),
     )
 
 
@@ -166,5 +166,6 @@ def _totals(rows: Sequence[Mapping[str, Any]]) -> list[Line]:
     for kind, same in sorted(found.items()):
         total, lost = sum(row["total"] for row in same), sum(row["total"] for row in same if row["unavailable"])
         free = "" if any(row["free"] is None for row in same) else f"{sum(row['free'] for row in same)} of "
-        lines.append(line(Span(kind, Style.BOLD), f": {free}{total}{' free' if free else ''}{f', {lost} unavailable' if lost else ''}"))
+        known = " free" if free else ", unknown how many are free"
+        lines.append(line(Span(kind, Style.BOLD), f": {free}{total}{known}{f', {lost} unavailable' if lost else ''}"))
     return lines
