@@ -44,6 +44,7 @@ VARIATIONS: dict[str, tuple[str, ...]] = {
     "recreated": ("", "home-vllm-1"),
     "usersite": ("", "/home/user/.local/lib/python3.12/site-packages"),
     "runner": ("", "V2"),
+    "architecture": ("", "LlamaForCausalLM"),
     "offloader": ("", "UVAOffloader"),
     "switch": ("", "USE_MOE_EP_KERNEL"),
     "notices": ("", "PackagesReplaced", "ExpandableSegments IpcModeLegacy"),

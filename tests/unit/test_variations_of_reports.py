@@ -1525,6 +1525,13 @@ CASES = {
         "serve the model on GPUs",
         "recipe",
     ),
+    "a named model that torchax does not translate": (
+        "(APIServer pid=1) INFO 11-02 10:00:00 [model.py:621] Resolved architecture: OddForConditionalGeneration\n"
+        + failed("TypeError: odd", "vllm/model_executor/models/odd.py", "torchax/tensor.py"),
+        "TpuModelUnsupported",
+        "does not support this model (OddForConditionalGeneration)",
+        "recipe",
+    ),
     "a package of the image for TPUs": (
         failed(
             "AttributeError: module 'jax.odd' has no attribute 'x'", "tpu_inference/models/vllm/vllm_model_wrapper.py", "torchax/interop.py"
