@@ -364,6 +364,14 @@ def test_a_changed_spec_or_a_wish_brings_a_new_plan(change: dict[str, Any]) -> N
     assert outcome.plan.replan_token == (change.get("annotations") or {}).get("vllm-operator.dev/replan")
 
 
+def test_a_wish_that_is_taken_back_brings_no_new_plan() -> None:
+    """Flux removes what kubectl wrote; that would restart the Pods once more."""
+    asked = deployment(annotations={"vllm-operator.dev/replan": "now"})
+    pinned = made(asked, real_node("h200")).model_copy(update={"image": "old"})
+    assert made(deployment(), real_node("h200"), pinned=pinned) == pinned
+    assert made(asked, real_node("h200"), pinned=pinned) == pinned
+
+
 def test_a_changed_spec_does_not_move_the_replicas_to_another_gpu() -> None:
     pinned = made(deployment(), real_node("h200"))
     nodes = (real_node("h200"), real_node("h100-sxm"))

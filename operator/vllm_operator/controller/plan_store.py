@@ -68,7 +68,7 @@ class PlanStore:
             message = load_messages().say("revision.forbidden", verb=error.verb, resource=error.resource)
             return Verdict(ConditionStatus.UNKNOWN, Reason.PERMISSION_MISSING, message)
         except RevisionError as error:
-            is_requested = resource.status.replan_token != resource.metadata.annotations.get(REPLAN_ANNOTATION)
+            is_requested = resource.metadata.annotations.get(REPLAN_ANNOTATION) not in (None, resource.status.replan_token)
             if deployment is not None and not is_requested:
                 return Verdict(ConditionStatus.FALSE, Reason.REVISION_UNUSABLE, load_messages().say("revision.unusable", why=error))
             log.info("making a new plan: %s", error)

@@ -77,11 +77,12 @@ def has_plan(pod: PodView, plan: Plan) -> bool:
 def is_in_force(pinned: Plan | None, resource: VLLMDeployment) -> bool:
     """Return whether there is a plan, and it was made for the current spec, except replicas, and no new plan was requested since.
 
-    The plan of an object that is rolled back is in force by definition.
+    The plan of an object that is rolled back is in force by definition. To remove the annotation requests nothing: Flux removes what
+    kubectl wrote.
     """
     if pinned is None or resource.rolled_back_to is not None:
         return pinned is not None
-    if pinned.replan_token != resource.metadata.annotations.get(REPLAN_ANNOTATION):
+    if resource.metadata.annotations.get(REPLAN_ANNOTATION) not in (None, pinned.replan_token):
         return False
     same = pinned.observed_generation == resource.metadata.generation
     return same or (pinned.spec_digest is not None and pinned.spec_digest == digest_of_spec(resource.spec))

@@ -358,8 +358,8 @@ class _FreshPlan:
     def _kept(self) -> Plan | None:
         """The current plan, if its GPU stays as long as it fits: the inputs of the choice are unchanged."""
         pinned, spec, token = self.pinned, self.resource.spec, self.resource.metadata.annotations.get(REPLAN_ANNOTATION)
-        now = spec.sizing, spec.accelerator.policy if spec.accelerator else None, token
-        is_kept = pinned is not None and not self.again and (pinned.sizing, pinned.policy, pinned.replan_token) == now
+        now = spec.sizing, spec.accelerator.policy if spec.accelerator else None
+        is_kept = pinned is not None and not self.again and (pinned.sizing, pinned.policy) == now and token in (None, pinned.replan_token)
         return pinned if is_kept else None
 
     def _best(self, premises: _Premises, candidates: Sequence[Candidate]) -> tuple[Candidate, BackendDecision]:
