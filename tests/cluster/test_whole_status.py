@@ -51,7 +51,7 @@ async def test_a_volume_of_the_model_that_does_not_exist_is_an_error(served: Clu
 async def test_a_storage_class_that_does_not_exist_is_an_error(served: Cluster, operator: OperatorProcess) -> None:
     await served.create(llama(served.namespace, cache={"volume": {"storageClassName": "fastt"}}))
     told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "StorageClassMissing"), within=40)
-    assert "correct spec.cache.volume.storageClassName and delete the PVC" in cache_verdict(told).message
+    assert "Correct spec.cache.volume.storageClassName, then delete the PVC" in cache_verdict(told).message
     assert condition(told, "Ready")["status"] == "False"
 
 

@@ -39,7 +39,7 @@ MISSING = {
     "the storage class of the caches": (
         o.observe(WAITING, claim=o.claim("Pending", storage_class="fastt"), pod_events=(NO_CLASS,)),
         "StorageClassMissing",
-        "correct spec.cache.volume.storageClassName and delete the PVC",
+        "Correct spec.cache.volume.storageClassName, then delete the PVC",
     ),
 }
 

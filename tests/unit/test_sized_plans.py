@@ -61,14 +61,14 @@ def test_a_size_of_the_spec_is_not_changed() -> None:
 )
 def test_who_insists_on_a_size_that_vllm_refuses_to_divide_is_told(uri: str, tensor: int, said: str) -> None:
     plan = made(deployment(uri, parallelism={"tensor": tensor}, annotations=INSIST), real_node("h100-sxm"))
-    notes = [note for note in plan.notes if "vLLM cannot divide" in note]
+    notes = [note for note in plan.notes if "vLLM cannot split" in note]
     assert [said in note for note in notes] == ([True] if said else [])
 
 
 @pytest.mark.parametrize(("version", "refused"), [("0.28.0", True), ("0.29.0", False), ("0.33.0", False)])
 def test_blocks_that_vllm_divides_are_not_said_to_be_indivisible(version: str, refused: bool) -> None:
     resource = deployment("hf://Qwen/Qwen3-30B-A3B-FP8", parallelism={"tensor": 4}, engine={"version": version})
-    assert ("vLLM cannot divide" in planned(resource, real_node("h100-sxm")).accepted.message) is refused
+    assert ("vLLM cannot split" in planned(resource, real_node("h100-sxm")).accepted.message) is refused
 
 
 def test_experts_are_spread_whole_where_their_blocks_cannot_be_divided() -> None:
