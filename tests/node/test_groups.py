@@ -199,7 +199,8 @@ async def test_a_group_that_hangs_is_created_again_and_its_new_revision_goes_bac
     orders.hang(LEADER)
     hangs = await cluster.wait_for("VLLMDeployment", "llama", has("Hung", "True", "EngineHung"), within=150)
     message = condition(hangs, "Hung")["message"]
-    assert f"The engine of Pod {LEADER} hangs: 3 requests are running, no token since " in message
+    assert f"The engine of Pod {LEADER} hangs (noticed at " in message
+    assert "): 3 requests are running, no token since " in message
     assert "VLLM::EngineCore: suspended. Kubernetes sends it no requests. 75 s after " in message
     assert "the engine is killed, and all Pods of its replica are created again" in message
     assert await uids(cluster) == before
