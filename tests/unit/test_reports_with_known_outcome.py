@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.cli.scoring import Scored, Verdict, read_labels, score
+from vllm_operator.cli.scoring import Label, Verdict, read_labels, score
 
 REPORTS = Path(__file__).parents[1] / "corpus/reports"
 SPLIT = "2026-07"
@@ -43,19 +43,23 @@ TOLD_OTHERWISE = {
     "tpu-qwen3vl-deepstack.log": Verdict.UNKNOWN,  # the headline has neither the model nor its module
 }
 LABELS = read_labels(REPORTS, before=SPLIT)
-SCORED = {each.label.file: each for each in score(REPORTS, LABELS, load_startup())}
+OF_NOTES = [(folder, label) for folder in NOTES for label in read_labels(folder)]
 
 
-@pytest.mark.parametrize("scored", SCORED.values(), ids=lambda each: each.label.file)
-def test_a_report_from_before_the_split_is_diagnosed_as_it_turned_out(scored: Scored) -> None:
-    assert scored.verdict is (Verdict.UNKNOWN if scored.label.file in NOT_TOLD else Verdict.RIGHT)
+def verdict_of(folder: Path, label: Label) -> Verdict:
+    """What the scorer says of the diagnosis of one report."""
+    [scored] = score(folder, [label], load_startup())
+    return scored.verdict
 
 
-@pytest.mark.parametrize(
-    "scored", [it for each in NOTES for it in score(each, read_labels(each), load_startup())], ids=lambda it: it.label.file
-)
-def test_a_failure_from_a_note_is_diagnosed_as_it_turned_out(scored: Scored) -> None:
-    assert scored.verdict is TOLD_OTHERWISE.get(scored.label.file, Verdict.RIGHT)
+@pytest.mark.parametrize("label", LABELS, ids=lambda label: label.file)
+def test_a_report_from_before_the_split_is_diagnosed_as_it_turned_out(label: Label) -> None:
+    assert verdict_of(REPORTS, label) is (Verdict.UNKNOWN if label.file in NOT_TOLD else Verdict.RIGHT)
+
+
+@pytest.mark.parametrize(("folder", "label"), OF_NOTES, ids=[label.file for _, label in OF_NOTES])
+def test_a_failure_from_a_note_is_diagnosed_as_it_turned_out(folder: Path, label: Label) -> None:
+    assert verdict_of(folder, label) is TOLD_OTHERWISE.get(label.file, Verdict.RIGHT)
 
 
 def test_the_reports_are_split_by_date() -> None:
