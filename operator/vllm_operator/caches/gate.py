@@ -61,9 +61,8 @@ def plan_gate(context: CacheContext) -> Gate | None:
             record = _with_run(record, found, is_new=is_new)
             return Gate(record=record, is_held=True, is_recorded=False, run_name=run_name, is_new=is_new)
     crashes = not is_new and any(view.phase is Phase.CRASHED and view.restarts >= MAX_RESTARTS for view in pods)
-    if (
-        obstacle := SEVERAL_NODES if context.plan.nodes else CURRENT_CRASHES if crashes else find_primer_obstacle(context, pods)
-    ) is not None:
+    obstacle = SEVERAL_NODES if context.plan.nodes else CURRENT_CRASHES if crashes else find_primer_obstacle(context, pods)
+    if obstacle is not None:
         return Gate(record=record.model_copy(update={"skipped": obstacle}), is_held=True, is_recorded=False)
     return Gate(record=record, is_held=True, run_name=run_name, is_new=is_new)
 

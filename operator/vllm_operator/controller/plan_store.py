@@ -15,14 +15,14 @@ from pydantic import ValidationError
 
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import Reason, Verdict
-from vllm_operator.api.labels import FIELD_MANAGER, REPLAN_ANNOTATION
+from vllm_operator.api.labels import FIELD_MANAGER
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.controller.apply import annotate
 from vllm_operator.kube.client import REVISION, ClusterClient, Conflict, Forbidden, Invalid, Manifest, NotFound
 from vllm_operator.kube.recent import Recent
-from vllm_operator.planning.pinning import is_in_force, rollbacks_to_try, with_earlier_plan
+from vllm_operator.planning.pinning import is_in_force, is_replan_requested, rollbacks_to_try, with_earlier_plan
 from vllm_operator.rendering.revision import (
     RevisionError,
     is_recorded,
@@ -68,8 +68,7 @@ class PlanStore:
             message = load_messages().say("revision.forbidden", verb=error.verb, resource=error.resource)
             return Verdict(ConditionStatus.UNKNOWN, Reason.PERMISSION_MISSING, message)
         except RevisionError as error:
-            is_requested = resource.metadata.annotations.get(REPLAN_ANNOTATION) not in (None, resource.status.replan_token)
-            if deployment is not None and not is_requested:
+            if deployment is not None and not is_replan_requested(resource, resource.status.replan_token):
                 return Verdict(ConditionStatus.FALSE, Reason.REVISION_UNUSABLE, load_messages().say("revision.unusable", why=error))
             log.info("making a new plan: %s", error)
             return resource

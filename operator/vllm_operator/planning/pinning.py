@@ -77,15 +77,19 @@ def has_plan(pod: PodView, plan: Plan) -> bool:
 def is_in_force(pinned: Plan | None, resource: VLLMDeployment) -> bool:
     """Return whether there is a plan, and it was made for the current spec, except replicas, and no new plan was requested since.
 
-    The plan of an object that is rolled back is in force by definition. To remove the annotation requests nothing: Flux removes what
-    kubectl wrote.
+    The plan of an object that is rolled back is in force by definition.
     """
     if pinned is None or resource.rolled_back_to is not None:
         return pinned is not None
-    if resource.metadata.annotations.get(REPLAN_ANNOTATION) not in (None, pinned.replan_token):
+    if is_replan_requested(resource, pinned.replan_token):
         return False
     same = pinned.observed_generation == resource.metadata.generation
     return same or (pinned.spec_digest is not None and pinned.spec_digest == digest_of_spec(resource.spec))
+
+
+def is_replan_requested(resource: VLLMDeployment, token: str | None) -> bool:
+    """Return whether a plan after that for `token` is requested. Removing the annotation requests none: Flux removes what kubectl set."""
+    return resource.metadata.annotations.get(REPLAN_ANNOTATION) not in (None, token)
 
 
 def reopened(pinned: Plan) -> Plan:

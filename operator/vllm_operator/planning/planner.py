@@ -357,10 +357,11 @@ class _FreshPlan:
     @property
     def _kept(self) -> Plan | None:
         """The current plan, if its GPU stays as long as it fits: the inputs of the choice are unchanged."""
-        pinned, spec, token = self.pinned, self.resource.spec, self.resource.metadata.annotations.get(REPLAN_ANNOTATION)
+        pinned, spec = self.pinned, self.resource.spec
         now = spec.sizing, spec.accelerator.policy if spec.accelerator else None
-        is_kept = pinned is not None and not self.again and (pinned.sizing, pinned.policy) == now and token in (None, pinned.replan_token)
-        return pinned if is_kept else None
+        if pinned is None or self.again or pinning.is_replan_requested(self.resource, pinned.replan_token):
+            return None
+        return pinned if (pinned.sizing, pinned.policy) == now else None
 
     def _best(self, premises: _Premises, candidates: Sequence[Candidate]) -> tuple[Candidate, BackendDecision]:
         first, best = candidates[0], self._decide(premises, candidates[0])
