@@ -12,7 +12,7 @@ from support.leader_worker_sets import LeaderWorkerSets
 from support.observations import HANG
 from support.operator_process import OperatorProcess, condition, has, llama, serves_its_spec
 from support.probes import now, record, record_failed_probe, set_ready
-from support.stories import own_events
+from support.stories import in_order, own_events
 from testenv import Environment
 from vllm_operator.pods.view import is_ready
 
@@ -130,7 +130,7 @@ async def until_hung(cluster: Cluster) -> str:
     await record_failed_probe(cluster, leader, HANG)
     told = await cluster.wait_for("VLLMDeployment", "llama", has("Hung", "True", "EngineHung"), within=60)
     message = str(condition(told, "Hung")["message"])
-    assert f"The engine of Pod {LEADER} hangs: 3 requests are running" in message
+    assert in_order(message, f"The engine of Pod {LEADER} hangs", "3 requests are running, no token since 14:02:10 UTC")
     return message
 
 

@@ -125,7 +125,7 @@ async def test_a_stalled_start_is_reported_and_left_alone(served: Cluster, sim: 
     await wait_for_story(
         served,
         "Ready=False NoProgress",
-        "stage: waiting for the readiness probe",
+        "is stuck in its start (waiting for the readiness probe)",
         "`kubectl delete pod",
         "Warning NoProgress x1",
     )
