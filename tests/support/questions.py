@@ -225,7 +225,7 @@ def _attention(component: Component, kind: str, rest: Sequence[str]) -> dict[str
 
 def _is_posed(release: Release, case: str) -> bool:
     """Whether a model poses the question: with sparse MLA, some types of the cache are replaced before a selector is asked."""
-    replaced = [each.types for each in load_questions().sparse_cache_types if each.since <= release]
+    replaced = [types for since, types in load_questions().sparse_cache_types.items() if since <= release]
     return not (case.startswith("SparseMLA/") and case.rpartition("/")[2] in replaced[-1])
 
 

@@ -98,7 +98,7 @@ def test_every_cache_says_what_it_holds_and_where_this_is_known_from() -> None:
 
 
 ENTRY = {"name": "a", "holds": "things", "directory": "a", "variables": {"A_DIR": "{directory}"}, "default": "~/a", "source": "a.py"}
-WEIGHTS = {"holds": "weights", "variables": {"HF_HOME": "{directory}"}, "default": "~/w", "source": "w.py"}
+WEIGHTS = {**ENTRY, "name": "weights", "directory": ".", "variables": {"HF_HOME": "{directory}"}}
 
 
 @pytest.mark.parametrize(

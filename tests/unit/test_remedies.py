@@ -6,7 +6,7 @@ import pytest
 
 from support import observations as o
 from vllm_operator.api.crd import owned_flags
-from vllm_operator.catalog.startup import ANY, Change, Remedy, Severity, Signature, load_remedies, load_startup
+from vllm_operator.catalog.startup import Change, Remedy, Severity, Signature, load_remedies, load_startup
 from vllm_operator.catalog.versions import load_versions
 from vllm_operator.planning.engine.overrides import ENGINE_VARIABLE_PREFIX
 from vllm_operator.planning.engine.serving import READY_TIMEOUT
@@ -38,7 +38,7 @@ def test_it_applies_changes_of_that_crash(remedy: Remedy) -> None:
 
 def test_some_version_within_its_gate_knows_what_it_sets(remedy: Remedy) -> None:
     inside = [
-        table for table in VERSIONS.tables if remedy.fits(table.version, None if ANY in remedy.architectures else remedy.architectures[0])
+        table for table in VERSIONS.tables if remedy.fits(table.version, None if "any" in remedy.architectures else remedy.architectures[0])
     ]
     assert inside, remedy.versions
     for change in remedy.select(SIGNATURES[remedy.signature]):
@@ -55,7 +55,7 @@ def test_it_says_what_it_costs_and_does_not_fit_what_is_unknown(remedy: Remedy) 
     assert remedy.costs
     assert not remedy.fits(None, "sm_90")
     assert not remedy.fits("0.10.2", remedy.architectures[0])
-    assert ANY in remedy.architectures or not remedy.fits(VERSIONS.newest.version, None)
+    assert "any" in remedy.architectures or not remedy.fits(VERSIONS.newest.version, None)
 
 
 LIMITS = [

@@ -306,20 +306,6 @@ def load_selectors() -> Mapping[Component, Selectors]:
     return {component: tables[name] for component, name in SELECTOR_TABLES.items()}
 
 
-class ReplacedTypes(Entry):
-    """Types of the KV cache by the type that a model asks for instead, from a version on."""
-
-    since: Since
-    types: Mapping[str, str]
-
-
-class OneGroup(Entry):
-    """Where weights in 8 bits with one group have a kernel of their own."""
-
-    before: Since
-    architectures: frozenset[str]
-
-
 class Questions(Entry):
     """The vocabulary of the keys in the tables of selectors: the content of `questions.yaml`, which explains the fields."""
 
@@ -334,7 +320,7 @@ class Questions(Entry):
     own_attention: frozenset[str]
     encoder_models: frozenset[str]
     gemm_blocks_apart: frozenset[str]
-    sparse_cache_types: tuple[ReplacedTypes, ...]
+    sparse_cache_types: Mapping[Since, Mapping[str, str]]
     cache_types_as_given: frozenset[str]
     expert_schemes: Mapping[str, tuple[str, ...]]
     published: Mapping[str, tuple[str, ...]]
@@ -348,7 +334,8 @@ class Questions(Entry):
     gemm_schemes: Mapping[str, tuple[str, ...]]
     gemm_weights_only: Mapping[str, str]
     gemm_groups: frozenset[int]
-    gemm_one_group: OneGroup
+    gemm_one_group_before: Since
+    gemm_one_group_architectures: frozenset[str]
     gemm_flags: frozenset[str]
     gemm_variables: frozenset[str]
     fields: Mapping[Component, str]

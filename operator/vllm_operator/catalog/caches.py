@@ -108,9 +108,6 @@ class WeightsCache(Cache):
 
     root: ClassVar[str] = WEIGHTS_ROOT
 
-    name: str = "weights"
-    folder: str = Field(".", alias="directory")
-
 
 class PerPodValues(Sourced):
     """vLLM's variables that are not part of its own cache keys, with its versions: their values may differ between Pods."""
@@ -120,13 +117,6 @@ class PerPodValues(Sourced):
     def allows(self, variable: str, version: str | None) -> bool:
         """Return whether a value may differ. An unknown version matches all versions."""
         return variable in self.allowed and _contains(self.allowed[variable], version)
-
-
-class KeyedArgument(Sourced):
-    """A flag that affects compilation, but is not part of vLLM's own cache keys."""
-
-    flag: str
-    because: str
 
 
 class PublishedCaches(Sourced):
@@ -142,12 +132,15 @@ class PublishedCaches(Sourced):
 
 
 class Caches(Entry):
-    """All caches except those of weights: the content of `caches.yaml`."""
+    """All caches: the content of `caches.yaml`.
+
+    `keyed_arguments` are flags that affect compilation, but are not part of vLLM's own cache keys, with the reason and its source.
+    """
 
     compiled: tuple[Cache, ...] = Field(alias="caches")
     weights: WeightsCache
     per_pod_values: PerPodValues
-    keyed: tuple[KeyedArgument, ...] = Field(alias="keyedArguments")
+    keyed_arguments: Mapping[str, str]
     artifact: PublishedCaches
 
     @model_validator(mode="after")
@@ -156,11 +149,6 @@ class Caches(Entry):
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"set by more than one cache: {repeated}")
         return self
-
-    @cached_property
-    def keyed_arguments(self) -> frozenset[str]:
-        """The flags that must be part of the operator's cache key."""
-        return frozenset(argument.flag for argument in self.keyed)
 
     def used_by(self, version: str | None, distribution: Distribution) -> tuple[Cache, ...]:
         """Return the caches of compiled artifacts that a build of vLLM uses: all of an unknown version, because variables do no harm."""

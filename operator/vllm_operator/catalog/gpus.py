@@ -6,10 +6,9 @@ An architecture is a compute capability: `sm_90` is (9, 0). Versions and capabil
 
 import fnmatch
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
-from operator import eq
 from typing import Annotated, Literal
 
 from pydantic import Field, PlainSerializer, PlainValidator, StrictBool, StrictInt
@@ -77,15 +76,11 @@ class Product(Entry):
     per_node: StrictInt = 8
 
 
-_MATCHES: Mapping[str, Callable[[str, str], bool]] = {"exact": eq, "prefix": str.startswith, "pattern": fnmatch.fnmatchcase}
-
-
 class LabelTable(Sourced):
-    """A node label of a cloud, and the product for each of its values (in lower case). `match` says how values are compared."""
+    """A node label of a cloud, and the product for each of its values, which are patterns in lower case. The first match counts."""
 
     key: str
     name: str
-    match: Literal["exact", "prefix", "pattern"] = "exact"
     values: Mapping[str, str]
     requires: str | None = None
     count_label: str | None = None
@@ -98,8 +93,7 @@ class LabelTable(Sourced):
         value = labels.get(self.key)
         if not isinstance(value, str) or (self.requires is not None and self.requires not in labels):
             return None
-        matches = _MATCHES[self.match]
-        return next((product for known, product in self.values.items() if matches(value.lower(), known)), None)
+        return next((product for known, product in self.values.items() if fnmatch.fnmatchcase(value.lower(), known)), None)
 
 
 class Presence(Sourced):
@@ -207,16 +201,11 @@ class Platform(Sourced):
     pattern: Expression
 
 
-class Compatibility(Sourced):
-    """The variable that makes the engine load the forward compatibility package in the image."""
-
-    variable: str
-
-
 class Images(Entry):
     """Facts about images: the content of `images.yaml`.
 
-    `drivers` maps a CUDA major to the first driver branch that supports it.
+    `drivers` maps a CUDA major to the first driver branch that supports it. `compatibility_variable` makes the engine load the forward
+    compatibility package in the image.
     """
 
     repository: str
@@ -226,7 +215,8 @@ class Images(Entry):
     host_architectures: tuple[str, ...]
     drivers: Mapping[int, int]
     drivers_source: str
-    compatibility: Compatibility
+    compatibility_variable: str
+    compatibility_source: str
 
     def variants_of(self, version: str) -> tuple[Variant, ...]:
         """Return the additional images of a vLLM version."""

@@ -152,9 +152,6 @@ class Sample(Sourced):
     text: str
 
 
-ANY = "any"
-
-
 class Remedy(Entry):
     """A remedy that the operator may apply itself.
 
@@ -169,7 +166,7 @@ class Remedy(Entry):
 
     def fits(self, version: str | None, architecture: str | None) -> bool:
         """Return whether it applies to this vLLM version and GPU. It never applies to an unknown version or GPU."""
-        fits_gpu = ANY in self.architectures or architecture in self.architectures
+        fits_gpu = "any" in self.architectures or architecture in self.architectures
         return fits_gpu and version is not None and SpecifierSet(self.versions).contains(version, prereleases=True)
 
     def select(self, signature: Signature) -> tuple[Change, ...]:

@@ -190,25 +190,19 @@ def build_versions(tables: Iterable[VersionTable]) -> Versions:
     return Versions(ordered)
 
 
-class GuardedPaths(Entry):
-    """Prefixes of the paths for which vLLM requires a key, since a version."""
-
-    since: Since
-    paths: tuple[str, ...]
-
-
 class EngineFacts(Entry):
     """Facts about vLLM's server and command line that hold for several versions: the content of `engine.yaml`.
 
     `object_stores` has the first version that reads weights from an object store, by scheme; `foreign_tags` parts of the names of images
-    whose tags are versions of another product; `containers` the `commands` and `images` by which a container with vLLM is known;
+    whose tags are versions of another product; `guarded_paths` prefixes of the paths for which vLLM requires a key, by the first version;
+    `containers` the `commands` and `images` by which a container with vLLM is known;
     `metrics` the names of the metrics by which replicas are scaled; `replacements` the successors of dropped variables and flags.
     """
 
     sources: Mapping[str, str]
     listens_while_draining_since: Since
     metrics: Mapping[ScalingMetric, str]
-    guarded_paths: tuple[GuardedPaths, ...]
+    guarded_paths: Mapping[Since, tuple[str, ...]]
     object_stores: Mapping[str, Since]
     foreign_tags: tuple[str, ...]
     containers: Mapping[str, tuple[str, ...]]
@@ -216,8 +210,8 @@ class EngineFacts(Entry):
 
     def paths_with_key(self, version: str | None) -> tuple[str, ...]:
         """Return the prefixes of the paths that a key protects in this version; those of the oldest version if it is unknown."""
-        held = [each.paths for each in self.guarded_paths if _is_since(each.since, version)]
-        return held[-1] if held else self.guarded_paths[0].paths
+        held = [paths for since, paths in self.guarded_paths.items() if _is_since(since, version)]
+        return held[-1] if held else next(iter(self.guarded_paths.values()))
 
     def listens_while_draining(self, version: str | None) -> bool:
         """Return whether the HTTP server of this version accepts requests while the engine drains, only to abort them."""

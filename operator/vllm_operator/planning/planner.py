@@ -334,7 +334,7 @@ class _FreshPlan:
 
     def _request(self, premises: _Premises) -> Request:
         spec, images, version = self.resource.spec, self.catalog.images, premises.version
-        variable = images.compatibility.variable
+        variable = images.compatibility_variable
         chooses = self._is_free and not self._keeps_gpu
         resized = not chooses and any(flag in premises.overrides.arguments for flag in RESIZING_FLAGS)
         weight_bytes = premises.facts.weight_bytes if self._keeps_gpu else premises.weight_bytes

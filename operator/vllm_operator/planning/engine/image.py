@@ -218,7 +218,7 @@ def _remedy(cuda: Version, pool: Pool, images: Images, *, load_package: bool = F
     if cuda[0] >= 13:
         parts += ["use an image with CUDA 12 (its tag ends in -cu129)", "remove spec.engine.image"]
     if load_package:
-        parts.append(f'set {images.compatibility.variable}="1" in spec.engine.env to try the forward compatibility package')
+        parts.append(f'set {images.compatibility_variable}="1" in spec.engine.env to try the forward compatibility package')
     return f"{listed(parts, 'or')}."
 
 
@@ -236,4 +236,4 @@ def show_version(version: Version) -> str:
 def compatibility_variables(fit: ImageFit, images: Images) -> list[PlannedVariable]:
     """Return the variable that loads the forward compatibility package, if the image needs it."""
     reason = "The GPU driver is older than the CUDA version of the image, whose forward compatibility package replaces it."
-    return [PlannedVariable(name=images.compatibility.variable, value="1", reason=reason)] if fit.compatibility else []
+    return [PlannedVariable(name=images.compatibility_variable, value="1", reason=reason)] if fit.compatibility else []

@@ -166,7 +166,7 @@ def attention_cases(component: Component, rule_input: RuleInput) -> Sequence[str
     if (
         component is Component.SPARSE_ATTENTION and rule_input.family not in known.cache_types_as_given
     ):  # models replace these types before a selector is asked
-        replaced = [each.types for each in known.sparse_cache_types if each.since <= rule_input.release]
+        replaced = [types for since, types in known.sparse_cache_types.items() if since <= rule_input.release]
         cache = replaced[-1].get(cache, cache) if replaced else cache
     if component is Component.MLA_DECODE and rule_input.mla_dims in known.mla_heads[1:]:
         return [f"{kind.value}/{'-'.join(map(str, rule_input.mla_dims))}/plain/{cache}"]
@@ -247,8 +247,8 @@ def gemm_cases(rule_input: RuleInput) -> Sequence[str]:
     if quantization is Quantization.MXFP4:  # the dense layers of gpt-oss and DeepSeek V4 have other formats
         return ("MXFP4/compressed",) if known == "compressed" else ()
     if known is not None and quantization is Quantization.INT8 and known in questions.gemm_weights_only:
-        own = questions.gemm_one_group
-        if rule_input.group_size == -1 and rule_input.release < own.before and rule_input.architecture in own.architectures:
+        has_own_kernel = rule_input.architecture in questions.gemm_one_group_architectures
+        if rule_input.group_size == -1 and rule_input.release < questions.gemm_one_group_before and has_own_kernel:
             return ()
         return (questions.gemm_weights_only[known],)
     schemes = questions.gemm_schemes.get(quantization, ())
