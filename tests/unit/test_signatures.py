@@ -1,11 +1,14 @@
 """Every signature is found in the lines that are known to belong to it, and texts and remedies are sound."""
 
 import re
+from operator import itemgetter
+from typing import Any
 
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from vllm_operator.catalog.startup import Change, FailureKind, Sample, Severity, Signature, load_signature_samples, load_startup
+from vllm_operator.catalog.entry import parse_entry, read_data
+from vllm_operator.catalog.startup import FACTS, Change, FailureKind, Sample, Severity, Signature, load_signature_samples, load_startup
 from vllm_operator.catalog.templates import fill_in, fill_in_exactly
 from vllm_operator.catalog.versions import load_versions
 from vllm_operator.logs.parser import StartupParser
@@ -80,6 +83,24 @@ def test_every_pattern_has_an_anchor_that_its_lines_contain(signature: Signature
     samples = [sample.text for sample in SAMPLES if sample.signature == signature.id]
     for sample in samples:
         assert any(pattern.anchor in sample for pattern in signature.patterns)
+
+
+def test_both_texts_of_a_signature_can_use_conditions_by_name() -> None:
+    entry = {"id": "Odd", "severity": "fatal", "priority": 50, "patterns": [], "facts": {"far": "10 < (size or 0)|int"}}
+    signature = parse_entry(Signature, {**entry, "cause": "{{ 'Far' if far else 'Near' }}.", "remedy": [{"if": "far", "then": "Go back."}]})
+    assert [fill_in(text, [("size", "12")]) for text in (signature.cause, signature.remedy)] == ["Far.", "Go back."]
+    assert [fill_in(text, []) for text in (signature.cause, signature.remedy)] == ["Near.", ""]
+
+
+@pytest.mark.parametrize(
+    "entry", [*read_data("signatures.yaml")["signatures"], *read_data("failures.yaml")["failures"]], ids=itemgetter("id")
+)
+def test_each_condition_with_a_name_is_used_and_hides_no_value_of_the_log(entry: dict[str, Any]) -> None:
+    written = str((entry["cause"], entry["remedy"], entry.get("facts")))
+    captured = set(re.findall(r"\(\?P<(\w+)>", str(entry)))
+    for name in entry.get("facts", {}):
+        assert name not in {*captured, *FACTS}
+        assert len(re.findall(rf"\b{name}\b", written)) > 1
 
 
 NAMED = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+|VLLM_[A-Z0-9_]*[A-Z0-9]")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vllm_operator.catalog.templates import RESULT_LIMIT, TemplateError, check_template, fill_in, fill_in_exactly
+from vllm_operator.catalog.templates import RESULT_LIMIT, TemplateError, check_template, fill_in, fill_in_exactly, join
 
 
 @pytest.mark.parametrize(
@@ -64,6 +64,51 @@ def test_a_text_that_fits_only_some_values_is_shown_without_the_others() -> None
     assert fill_in(text, [("size", "7")]) == "Out of memory by 7."
     assert fill_in(text, [("size", "none")]) == "Out of memory by ."
     assert fill_in_exactly(text, {"size": "none"}) is None
+
+
+CASES = [
+    "The start failed",
+    {"if": "port", "then": [" on port {{ port }}", {"if": "host", "then": " of {{ host }}"}]},
+    {"elif": "host == 'a'", "then": " on the first host"},
+    {"else": " somewhere"},
+    {"if": "late", "then": ", and late"},
+    [{"if": "log", "then": ": {{ log }}"}],
+    ".",
+]
+
+
+@pytest.mark.parametrize(
+    ("captures", "said"),
+    [
+        ({}, "The start failed somewhere."),
+        ({"port": "80"}, "The start failed on port 80."),
+        ({"port": "80", "host": "a"}, "The start failed on port 80 of a."),
+        ({"host": "a", "late": "1"}, "The start failed on the first host, and late."),
+        ({"host": "b", "late": "1", "log": "no route"}, "The start failed somewhere, and late: no route."),
+    ],
+)
+def test_a_text_of_pieces_has_the_first_case_that_holds_and_all_that_is_no_case(captures: dict[str, str], said: str) -> None:
+    assert fill_in(join(CASES), captures.items()) == said
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [{"elif": "a", "then": "A"}],
+        [{"else": "A"}],
+        [{"if": "a", "then": "A"}, "and", {"else": "B"}],
+        [{"if": "a", "then": "A"}, {"else": "B"}, {"elif": "c", "then": "C"}],
+        [{"if": "a"}],
+        [{"if": True, "then": "A"}],
+        [{"if": "a", "then": 7}],
+        [{"if": "a", "then": "A", "else": "B"}],
+        ["A", None],
+        [{"if": "a", "then": [{"when": "b"}]}],
+    ],
+)
+def test_a_piece_that_is_neither_text_nor_a_case_in_its_place_is_refused(pieces: list[object]) -> None:
+    with pytest.raises(ValueError, match="is neither text nor a case: write if and then, after it elif and then, or else"):
+        join(pieces)
 
 
 PIECES = [

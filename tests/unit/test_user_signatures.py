@@ -50,6 +50,17 @@ def test_a_signature_of_the_user_names_a_crash_that_was_unknown() -> None:
     assert crash(knowledge, "ValueError: No available memory for the cache blocks.\n") == "NoKvCacheMemory"
 
 
+def test_a_text_of_a_user_may_be_a_list_of_pieces() -> None:
+    cause = ["The licence server", {"if": "host == 'lic-7.example.com'", "then": " (the old one)"}, {"else": " {{ host }}"}, " is away."]
+    knowledge, read = added({**LICENCE, "cause": cause})
+    assert read.problems == ()
+    parser = StartupParser(knowledge)
+    parser.feed(FAILED + LINE)
+    parser.end()
+    assert parser.final_state.crash is not None
+    assert parser.final_state.crash.cause == "The licence server (the old one) is away."
+
+
 def test_a_file_may_look_like_the_one_that_ships() -> None:
     _, read = with_user_signatures(SHIPPED, {"a": yaml.safe_dump({"signatures": [LICENCE]})})
     assert read.added == ("LicenceServerAway",)
@@ -95,6 +106,15 @@ def test_broken_signatures_are_named_and_left_out_and_the_rest_is_used() -> None
         ({"cause": "{{ hots }}."}, "cause uses hots, which no pattern captures"),
         ({"remedy": ""}, "remedy must not be empty"),
         ({"remedy": "x" * 601}, "remedy must be at most 600 characters long"),
+        ({"remedy": [{"if": "host", "then": "x" * 590}]}, "remedy must be at most 600 characters long"),
+        ({"remedy": [{"when": "host", "then": "x"}]}, "remedy: \"{'then': 'x', 'when': 'host'}\" is neither text nor a case: write if"),
+        ({"remedy": [{"if": "hots", "then": "x"}]}, "remedy uses hots, which no pattern captures"),
+        (
+            {"remedy": [{"if": "1 %}{% set a = 1 %}{% if 1", "then": "x{% endif %}"}]},
+            "remedy uses set; a template has values and conditions",
+        ),
+        ({"facts": {"near": "host"}}, "facts must have at most 0 entries"),
+        ({"facts": ["host"]}, "facts must be a mapping, not a list"),
         ({"arguments": [{"name": "--no-such-flag"}]}, "vLLM 0.11.0 does not have --no-such-flag; limit the change with versions"),
         ({"environment": [{"name": "VLLM_USE_TRTLLM_ATTENTION", "versions": "=>1"}]}, "versions: '=>1' is not a range of versions"),
         ({"environment": [{"name": "A", "versions": 0.20}]}, "environment[0].versions: 0.2 is not text; put it in quotes"),

@@ -13,13 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from packaging.specifiers import SpecifierSet
-from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictInt
+from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictInt, model_validator
 
 from vllm_operator.catalog.entry import Entry, Sourced, SpecifierText, load_file, matching, read_data
 from vllm_operator.catalog.error_forms import Alternatives
+from vllm_operator.catalog.templates import join
 
 ECHO_PRIORITY = 20
 """Maximum priority of signatures that only report a failure elsewhere."""
@@ -89,6 +90,7 @@ def _named(pattern: str, hint: str) -> AfterValidator:
     return AfterValidator(check_name)
 
 
+_Template = Annotated[str, BeforeValidator(join)]
 _Text = Annotated[str, Field(max_length=TEXT_LIMIT)]
 _Texts = Annotated[tuple[_Text, ...], Field(max_length=LIST_LIMIT)]
 _Variable = Annotated[Change, _named("[A-Za-z_][A-Za-z0-9_]{0,127}", "is not the name of a variable")]
@@ -96,7 +98,20 @@ _Flag = Annotated[Change, _named("--[a-z0-9][-a-z0-9_.]{0,125}", "is not the nam
 _is_name = matching(r"[A-Z][A-Za-z0-9]{2,62}", "is not a name like DriverTooOld, of at most 63 letters and digits")
 
 
-class Signature(Entry):
+class _Explained(Entry):
+    """Something with a cause and a remedy, which can use the names in `facts`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _state_facts(cls, written: Any) -> Any:
+        match written:
+            case {"facts": dict(facts), "cause": cause, "remedy": remedy}:
+                stated = "".join(f"{{% set {name} = {value} %}}" for name, value in facts.items())
+                return {**written, "cause": [stated, cause], "remedy": [stated, remedy]}
+        return written
+
+
+class Signature(_Explained):
     """One kind of crash."""
 
     is_user_defined: ClassVar[bool] = False
@@ -110,8 +125,9 @@ class Signature(Entry):
         description="1 to 100. Of several in one log, the highest is the cause; up to 20 is a consequence."
     )
     patterns: tuple[LinePattern, ...] = Field(description="A line that matches any of them belongs to the signature.")
-    cause: str = Field(description="Template: what happened.")
-    remedy: str = Field(description="Template: what to do.")
+    cause: _Template = Field(description="Template, or a list of its pieces: what happened.")
+    remedy: _Template = Field(description="Template, or a list of its pieces: what to do.")
+    facts: Mapping[str, str] = Field({}, description="Names for conditions and values in both texts. Not in custom signatures.")
     stages: _Texts = Field((), description="Stages of a start in which it happens; for readers.")
     versions: _Text = Field("all", description="vLLM versions; for readers.")
     architectures: _Text = Field("any", description="GPUs; for readers.")
@@ -251,7 +267,7 @@ class Failure(Entry):
     native: bool = False
 
 
-class FailureKind(Entry):
+class FailureKind(_Explained):
     """What the engine was doing when an error ended it that matches no signature.
 
     The message of the error follows `cause`. `frames` is a regular expression for a frame of the traceback, and `message` one for the
@@ -261,8 +277,9 @@ class FailureKind(Entry):
     """
 
     id: str
-    cause: str
-    remedy: str
+    cause: _Template
+    remedy: _Template
+    facts: Mapping[str, str] = {}
     frames: str | None = None
     message: str | None = None
     words: str | None = None

@@ -1,4 +1,4 @@
-"""Templates of the catalog: texts with values from a log line.
+"""Templates of the catalog: texts with values from a log line. In a file, one with many cases is a list of pieces (`join`).
 
 Templates of users are untrusted, so only a small part of Jinja is allowed: values and conditions. They neither repeat nor compute values,
 so time and length are bounded.
@@ -6,7 +6,9 @@ so time and length are bounded.
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from vllm_operator.catalog.entry import quote
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template, nodes
@@ -21,6 +23,29 @@ _NODES = (
 
 class TemplateError(ValueError):
     """The template is invalid. The message says why."""
+
+
+def join(written: Any) -> Any:
+    """Return the template of a list of pieces: texts, further lists, and cases, of which the first with a true condition counts.
+
+    Cases are `if` with `then`, `elif` with `then`, and `else`. A value that is no list is returned as it is.
+    """
+    if not isinstance(written, list):
+        return written
+    template, end = "", ""
+    for piece in written:
+        match piece:
+            case {"if": str(condition), "then": str() | list() as text, **rest} if not rest:
+                template, end = f"{template}{end}{{% if {condition} %}}{join(text)}", "{% endif %}"
+            case {"elif": str(condition), "then": str() | list() as text, **rest} if end and not rest:
+                template += f"{{% elif {condition} %}}{join(text)}"
+            case {"else": str() | list() as text, **rest} if end and not rest:
+                template, end = f"{template}{{% else %}}{join(text)}{end}", ""
+            case str() | list():
+                template, end = f"{template}{end}{join(piece)}", ""
+            case _:
+                raise ValueError(f"{quote(piece)} is neither text nor a case: write if and then, after it elif and then, or else")
+    return template + end
 
 
 def check_template(text: str, *, alone: bool) -> frozenset[str]:

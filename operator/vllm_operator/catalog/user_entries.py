@@ -16,14 +16,14 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import yaml
 from packaging.specifiers import SpecifierSet
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from vllm_operator.catalog.entry import SHOWN, EntryError, matching, parse_entry, quote
 from vllm_operator.catalog.gpus import GPUs, InstanceType
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.rules import Rule, build_rules, find_conflicts
 from vllm_operator.catalog.startup import FACTS, LIST_LIMIT, TEXT_LIMIT, LinePattern, Signature, StartupKnowledge
-from vllm_operator.catalog.templates import TemplateError, check_template
+from vllm_operator.catalog.templates import TemplateError, check_template, join
 from vllm_operator.catalog.versions import VersionTable, load_versions
 from vllm_operator.text.patterns import compile_linear
 
@@ -226,7 +226,7 @@ def _check_expression(regex: str) -> str:
 
 
 _has_word = matching(r"(?s).*[A-Za-z]{2}.*", "must contain a word of two letters, by which its lines are found")
-_Text = Annotated[str, Field(min_length=1, max_length=TEXT_LIMIT)]
+_Text = Annotated[str, Field(min_length=1, max_length=TEXT_LIMIT), BeforeValidator(join)]
 _PatternText = Annotated[str, Field(min_length=1, max_length=PATTERN_LIMIT)]
 _Expression = Annotated[_PatternText, AfterValidator(_check_expression)]
 
@@ -248,6 +248,7 @@ class UserSignature(Signature):
     patterns: Annotated[tuple[UserPattern, ...], Field(min_length=1, max_length=LIST_LIMIT)]
     cause: _Text
     remedy: _Text
+    facts: Annotated[Mapping[str, str], Field(max_length=0)] = {}
 
     @model_validator(mode="after")
     def _check(self) -> "UserSignature":
