@@ -11,6 +11,8 @@ import yaml
 from support.operators import Bench, llama
 from vllm_operator.__main__ import kubectl_plugin, main
 from vllm_operator.api.labels import REPLAN_ANNOTATION
+from vllm_operator.api.plan import Plan
+from vllm_operator.cli.plan import causes
 from vllm_operator.kube.client import REVISION, VLLM_DEPLOYMENT
 
 Run = Callable[..., tuple[int, str]]
@@ -50,6 +52,13 @@ def test_a_revision_says_what_changed_and_why(run: Run) -> None:
     assert "A new plan was requested." in page
     assert "stay the same" in page
     assert "Changes" not in run("plan", "llama", "--revision", "1")[1]
+
+
+def test_an_annotation_that_was_removed_is_no_cause_of_the_next_plan(objects: list[dict[str, Any]]) -> None:
+    requested = Plan.model_validate(objects[-1]["data"])
+    assert requested.replan_token == "now"
+    made = requested.model_copy(update={"replan_token": None, "spec_digest": "another", "observed_generation": 3})
+    assert list(causes(requested, made)) == ["The spec changed (generation 2 to 3)."]
 
 
 def test_a_revision_for_programs(run: Run) -> None:

@@ -234,7 +234,7 @@ def causes(before: Plan, made: Plan) -> Iterator[str]:
     """Yield why a plan was made after another one, as sentences."""
     if made.chosen_again is not None:
         yield made.chosen_again
-    if made.replan_token != before.replan_token:
+    if made.replan_token not in (None, before.replan_token):
         yield "A new plan was requested."
     if made.spec_digest != before.spec_digest:
         yield f"The spec changed (generation {before.observed_generation} to {made.observed_generation})."
