@@ -122,6 +122,7 @@ def test_a_slice_by_profile_under_both_strategies() -> None:
     assert requirements(request, real_node("h100-mig-single"))["nvidia.com/gpu.product"] == ("In", ["NVIDIA-H100-80GB-HBM3-MIG-1g.10gb"])
     mixed = made(request, real_node("h100-mig-mixed"))
     assert (mixed.resource, mixed.product) == ("nvidia.com/mig-1g.10gb", "NVIDIA-H100-80GB-HBM3")
+    assert single.gpu == mixed.gpu == "NVIDIA-H100-80GB-HBM3 (MIG 1g.10gb)", "a list does not show a slice as a whole GPU"
 
 
 def test_the_smallest_slice_on_which_the_model_fits_needs_no_request() -> None:

@@ -204,5 +204,10 @@ class Plan(Model):
     @property
     def mig_profile(self) -> str | None:
         """Profile of the MIG slices, such as `1g.10gb`; None for whole GPUs."""
-        profile = next((part.value for part in self.cache_key_parts if part.name == "migProfile"), None)
-        return None if profile == "none" else profile
+        return next((part.value for part in self.cache_key_parts if part.name == "migProfile" and part.value != "none"), None)
+
+    @property
+    def gpu(self) -> str | None:
+        """Product of the GPU, or else its architecture, with the profile of MIG slices; None if both are unknown."""
+        name, profile = self.product or self.architecture, self.mig_profile
+        return f"{name} (MIG {profile})" if name and profile else name

@@ -251,7 +251,7 @@ class VLLMDeploymentStatus(Model):
     )
     revision: str | None = optional("ControllerRevision that contains the current plan.", max_length=253)
     gpu: str | None = optional(
-        "GPU of the plan, as the label nvidia.com/gpu.product of its nodes names it, else its architecture. Absent if both are unknown.",
+        "GPU of the plan: its product, or else its architecture, with the profile of a MIG slice. Absent if both are unknown.",
         max_length=256,
     )
     replan_token: str | None = optional("Value of the replan annotation when the plan was made.", max_length=256)

@@ -159,9 +159,8 @@ async def _storage(client: ClusterClient, _: str) -> Findings:
 async def _nodes(client: ClusterClient, _: str) -> Findings:
     nodes, found = [node for node in await client.find(kube.NODE, cached=True) if has_gpu_sign(node)], []
     for pool in read_inventory(nodes, await find_if_there(client, kube.RESOURCE_SLICE), load_gpus()).pools:
-        unknown = "" if pool.architecture else "its labels do not name the GPU: install GPU Feature Discovery"
         gpu = " ".join(filter(None, (pool.product or pool.architecture, pool.mig_profile)))
-        problem = " and ".join(pool.problems) or unknown
+        problem = " and ".join(pool.problems) or ("" if pool.architecture else "no label names the GPU: install GPU Feature Discovery")
         found.append((TO_DO if problem else OK, f"{few(pool.nodes, 3)}: {problem or gpu}"))
     return found or [(TO_DO, "No node has an NVIDIA GPU. Install the NVIDIA GPU Operator, or its device plugin and GPU Feature Discovery")]
 

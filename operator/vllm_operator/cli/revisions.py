@@ -50,13 +50,12 @@ def history(resource: VLLMDeployment, revisions: Sequence[Manifest], now: dateti
         name = text(revision, "metadata", "name")
         row = {"revision": number_of(revision), "age": age(moment(revision, "metadata", "creationTimestamp"), now)}
         reached = next((said for record, said in _RECORDS.items() if is_recorded(revision, record)), "")
-        left = "rolled back" if (running, name) in rollbacks else reached
-        row["state"] = "current" if name == running else left
+        row["state"] = "current" if name == running else "rolled back" if (running, name) in rollbacks else reached
         try:
             made = read_revision(resource, revision)
             why = " ".join(causes(before, made)) if before is not None else ""
             why = " ".join(filter(None, (why, _measured(revision))))
-            row |= {"gpu": f"{made.count} x {made.product or made.resource}", "version": made.engine_version or "", "why": why}
+            row |= {"gpu": f"{made.count} x {made.gpu or made.resource}", "version": made.engine_version or "", "why": why}
             before = made
         except RevisionError as error:
             row |= {"gpu": "", "version": "", "why": f"{error}."}
@@ -70,8 +69,7 @@ def _measured(revision: Manifest) -> str:
         return ""
     if record.failure or record.skipped:
         return f"Measured: it failed: {record.failure}" if record.failure else f"Not measured: {record.skipped}"
-    worse = "; ".join(figure.text for figure in record.worse)
-    return f"Measured: worse: {worse}." if worse else "Measured: not worse."
+    return f"Measured: worse: {'; '.join(figure.text for figure in record.worse)}." if record.worse else "Measured: not worse."
 
 
 def find_rollback(resource: VLLMDeployment, revisions: Sequence[Manifest], number: int | None) -> tuple[Manifest, Manifest, Manifest]:

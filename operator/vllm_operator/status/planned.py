@@ -90,7 +90,7 @@ def about_plan(observed: Observation, logged: Backends, message: str | None) -> 
         return {name: getattr(observed.previous, name) for name in _ABOUT_PLAN}
     if plan is None or observed.revision is None:
         return {}
-    said = (message, observed.revision, plan.product or plan.architecture, plan.replan_token, _engine(observed, plan, logged))
+    said = (message, observed.revision, plan.gpu, plan.replan_token, _engine(observed, plan, logged))
     return dict(zip(_ABOUT_PLAN, said, strict=True))
 
 
