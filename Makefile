@@ -37,7 +37,7 @@ format: $(STAMP) ## Format the code
 
 .PHONY: test-unit
 test-unit: $(STAMP) ## Unit tests and golden files; under a minute
-	$(BIN)/pytest tests/unit tests/golden -m "not extended"
+	$(BIN)/pytest tests/unit tests/golden -m "not extended and not exhaustive"
 
 .PHONY: testenv
 testenv: $(STAMP) ## Build the binaries of the control plane; takes minutes the first time
@@ -45,15 +45,15 @@ testenv: $(STAMP) ## Build the binaries of the control plane; takes minutes the 
 
 .PHONY: test
 test: $(STAMP) testenv ## Unit tests, and the shorter tests on a real control plane
-	$(BIN)/pytest tests --ignore tests/node -m "not extended" $(PARALLEL)
+	$(BIN)/pytest tests --ignore tests/node -m "not extended and not exhaustive" $(PARALLEL)
 
 .PHONY: test-extended
-test-extended: $(STAMP) testenv ## Longer tests: full matrices, more on a real control plane
+test-extended: $(STAMP) testenv ## Longer tests, more on a real control plane
 	$(BIN)/pytest tests/unit tests/cluster -m "extended and not chaos" $(PARALLEL) --no-loadscope-reorder
 
-.PHONY: test-properties
-test-properties: $(STAMP) ## Property tests with 1,000 examples each; `make test` takes 20
-	$(BIN)/pytest tests/unit -m hypothesis --hypothesis-profile thorough --timeout 600 -n $(WORKERS)
+.PHONY: test-exhaustive
+test-exhaustive: $(STAMP) ## All cases of tables, and 1,000 of property tests; `make test` takes a sample
+	$(BIN)/pytest tests/unit -m "exhaustive or hypothesis" --hypothesis-profile thorough -o timeout=1800 -n $(WORKERS)
 
 VERSION ?= 1.30
 # what another API server, controller manager or scheduler may decide otherwise

@@ -7,7 +7,7 @@ import celpy
 import pytest
 from hypothesis import HealthCheck, settings
 
-# A busy machine is no failure. `make test-properties` looks longer, each night.
+# A busy machine is no failure. `make test-exhaustive` looks longer, each night.
 settings.register_profile("quick", max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("thorough", settings.get_profile("quick"), max_examples=1000)
 settings.load_profile("quick")

@@ -8,7 +8,7 @@ import pytest
 from support.product import Case, cases, faults
 
 SAMPLE = random.Random(20).sample(list(cases()), 500)
-ALL = pytest.param(cases(), id="all", marks=[pytest.mark.extended, pytest.mark.timeout(900)])
+ALL = pytest.param(cases(), id="all", marks=[pytest.mark.exhaustive, pytest.mark.timeout(1800)])
 
 
 @pytest.mark.parametrize("product", [pytest.param(SAMPLE, id="sample"), ALL])

@@ -68,6 +68,7 @@ def test_simulated_hours_of_production_give_no_alarm() -> None:
 
 
 @pytest.mark.extended
+@pytest.mark.timeout(900)
 def test_a_simulated_day_of_100_engines_gives_no_alarm() -> None:
     hours_of(24, 100)
 

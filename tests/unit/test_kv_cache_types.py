@@ -173,7 +173,8 @@ def test_a_type_is_planned_for_a_backend_that_reads_it_or_refused_with_types_tha
     assert {str(case): why for case in cases if (why := unexplained(*case))} == {}
 
 
-@pytest.mark.extended
+@pytest.mark.exhaustive
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("version", [table.version for table in load_versions().tables])
 def test_every_type_is_planned_for_a_backend_that_reads_it_or_refused_with_types_that_work(version: str) -> None:
     assert {str(case): why for case in every_type() if case[1] == version and (why := unexplained(*case))} == {}

@@ -15,7 +15,7 @@ COMPONENTS = (
     Component.GEMM,
     Component.MOE,
 )
-THOROUGH = [pytest.mark.extended, pytest.mark.timeout(900)]
+THOROUGH = [pytest.mark.exhaustive, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("count", [pytest.param(EACH, id="sample"), pytest.param(MANY, id="many", marks=THOROUGH)])

@@ -51,7 +51,7 @@ def test_a_job_may_read_only_and_ends_by_itself(path: Path) -> None:
 
 def test_all_tiers_of_tests_run_in_ci() -> None:
     text = " ".join(path.read_text("utf-8") for path in WORKFLOWS)
-    for target in ("check", "docs", "audit", "test", "test-extended", "test-properties", "test-node", "kind-up"):
+    for target in ("check", "docs", "audit", "test", "test-extended", "test-exhaustive", "test-node", "kind-up"):
         assert re.search(rf"\b{target}\b", text), target
 
 
