@@ -459,6 +459,17 @@ SITUATIONS = {
         "InvalidSpec",
         ("The spec must change. See condition Ready.",),
     ),
+    "a new plan crashes at each start of the Pod that compiles it, while the old one serves": Situation(
+        o.observe(
+            o.ready_pod(),
+            primers=[o.crashed_pod("vllm-a-primer-x1", restarts=4)],
+            states={("vllm-a-primer-x1", 4): crashed_state()},
+        ),
+        "Stalled",
+        "True",
+        "MigUuidNotInteger",
+        ("the spec must change",),
+    ),
     "a child is refused": Situation(
         o.observe(apply_error="Deployment vllm-a: spec.template.spec.volumes[0]: Invalid value"),
         "Ready",

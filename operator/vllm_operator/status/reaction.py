@@ -155,9 +155,9 @@ def _settings(resource: VLLMDeployment) -> RemediationSpec:
 
 def _ends_every_start(observed: Observation, finding: Finding, kept: RemediationStatus | None) -> bool:
     """Return whether every start ends in this crash, and neither a restart nor the operator can prevent it."""
-    if observed.serving or not is_permanent(observed.knowledge.signatures[finding.status.signature]) or is_superseded(kept, finding):
-        return False
-    return finding.restarts + 1 >= UNRECOVERABLE_RUNS or (kept is not None and kept.state == "GaveUp")
+    is_certain = finding.restarts + 1 >= UNRECOVERABLE_RUNS or (kept is not None and kept.state == "GaveUp")
+    counts = finding.view in observed.primer_facts or not (observed.serving or is_superseded(kept, finding))  # a primer has the new plan
+    return is_certain and counts and is_permanent(observed.knowledge.signatures[finding.status.signature])
 
 
 def is_permanent(signature: Signature) -> bool:
