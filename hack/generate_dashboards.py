@@ -13,7 +13,8 @@ from typing import Any
 
 FOLDER = Path(__file__).parent.parent / "charts" / "vllm-operator" / "files" / "dashboards"
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
-WIDTH, HEIGHT = 12, 8
+WIDTH, HEIGHT, LOW = 12, 8, 4
+"""In the grid of Grafana: graphs, and the height of numbers and tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ def condition(type: str, status: str) -> str:
 
 
 FLEET = (
-    number("VLLMDeployments", f"count({condition('Ready', 'True')}) or vector(0)", "ready"),
+    number("Ready", f"count({condition('Ready', 'True')}) or vector(0)", "ready"),
     number("Not ready", f"count({condition('Ready', 'False')}) or vector(0)", "not ready"),
     number("Crashed", f"count({condition('Crashed', 'True')}) or vector(0)", "crashed"),
     number("Ready replicas", f"sum({latest('ready_replicas', OBJECT, OF_FLEET)})", "replicas"),
@@ -166,16 +167,17 @@ def dashboard(uid: str) -> dict[str, Any]:
 
 
 def _placed(panels: Sequence[Panel]) -> Iterator[dict[str, Any]]:
-    x = y = 0
+    x = y = height = 0
     for number, panel in enumerate(panels, start=1):
         if x + panel.width > 2 * WIDTH:
-            x, y = 0, y + HEIGHT
+            x, y = 0, y + height
+        height = HEIGHT if panel.type == "timeseries" else LOW
         yield {
             "id": number,
             "type": panel.type,
             "title": panel.title,
             "datasource": DATASOURCE,
-            "gridPos": {"x": x, "y": y, "w": panel.width, "h": HEIGHT},
+            "gridPos": {"x": x, "y": y, "w": panel.width, "h": height},
             "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
             "targets": [
                 {"refId": chr(ord("A") + index), "expr": query, "legendFormat": legend, "instant": panel.type == "table"}

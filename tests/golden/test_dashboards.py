@@ -88,7 +88,7 @@ def test_every_query_finds_something(uid: str, version: str, tmp_path: Path) -> 
 def test_an_object_that_two_pods_of_the_operator_report_counts_once(pods: list[str], tmp_path: Path) -> None:
     series = [name.replace("{", f'{{pod="{pod}",', 1) for name in of_operator() for pod in pods]
     inputs = [{"series": name, "values": f"1+0x{MINUTES}"} for name in series]
-    wanted = {"VLLMDeployments": 1, "Not ready": 1, "Crashed": 1, "Ready replicas": 2}
+    wanted = {"Ready": 1, "Not ready": 1, "Crashed": 1, "Ready replicas": 2}
     numbers = {title: query for title, query in queries("vllm-fleet") if title in wanted}
     tests = [
         {"expr": numbers[title], "eval_time": f"{MINUTES}m", "exp_samples": [{"labels": "{}", "value": value}]}
