@@ -67,6 +67,12 @@ CASES: dict[str, tuple[list[str], str]] = {
     "KernelRefusedInput": ([WORKER, "vllm/_custom_ops.py"], ODD),
     "NvmlFailed": (["vllm/platforms/cuda.py"], "vllm.third_party.pynvml.NVMLError_Unknown: Unknown Error"),
     "KvBlockSizeUnsupported": (["vllm/v1/worker/utils.py"], "ValueError: No common block size for 8."),
+    "PaddedPageTooSmall": (["vllm/v1/kv_cache_interface.py"], "AssertionError: page_size_padded >= page_size"),
+    "KvTypeUnknownToKernel": (["flashinfer/utils.py"], "AttributeError: module 'torch' has no attribute 'nvfp4'"),
+    "AcceptedTokensRefused": (
+        [WORKER, "vllm/model_executor/layers/mamba/ops/mamba_ssm.py"],
+        "AssertionError: assert num_accepted_tokens.shape == (N,)",
+    ),
     "KvPageSizesDiffer": (["vllm/v1/core/kv_cache_utils.py"], "NotImplementedError: The page size of the layer is not divisible"),
     "MambaCacheFailed": ([WORKER], "AssertionError: mamba_block_size must be set"),
     "EplbFailed": ([WORKER], "AssertionError: EPLB is not initialized"),
@@ -426,7 +432,7 @@ def test_an_error_of_an_engine_that_served_is_not_blamed_on_its_settings_first()
     lines = ["Traceback (most recent call last):", f'  File "{PACKAGES}{WORKER}", line 10, in call', "    x = y()", ODD]
     crash = read_pasted(log + "".join(f"{PREFIX}{line}\n" for line in lines)).final_state.crash
     assert crash is not None
-    assert (crash.remedy or "").startswith("The engine had served with these settings")
+    assert (crash.remedy or "").startswith("The engine was ready with these settings")
 
 
 @pytest.mark.parametrize(

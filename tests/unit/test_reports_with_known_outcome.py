@@ -40,6 +40,7 @@ TOLD_OTHERWISE = {
     "rocm-c-abi-mismatch.log": Verdict.PARTLY,  # the line of the operator is shown, not the one of the symbol
     "lmcache-nixl-pool-oomkill.log": Verdict.PARTLY,  # the headline says OOM killer in plain words
     "ep16-util-098.log": Verdict.PARTLY,  # the headline has the flag, not the name of the field
+    "curand-missing.log": Verdict.UNKNOWN,  # the server lives, and a notice says it
     "tpu-qwen3vl-deepstack.log": Verdict.UNKNOWN,  # the headline has neither the model nor its module
 }
 LABELS = read_labels(REPORTS, before=SPLIT)

@@ -1225,8 +1225,8 @@ CASES = {
     "flags that are set": (
         given("'kv_cache_dtype': 'fp8', 'block_size': 64") + failed("ValueError: page size cannot be unified", KV_MANAGER),
         "KvPageSizesDiffer",
-        "Remove --kv-cache-dtype and --block-size, if they are set",
-        "--speculative-config, if",
+        "Remove --kv-cache-dtype and --block-size: such a setting",
+        "--speculative-config",
     ),
     "a process whose parent has ended": (
         failed("FileNotFoundError: [Errno 2] No such file or directory", "multiprocessing/synchronize.py:__setstate__"),
@@ -2148,8 +2148,40 @@ CASES = {
     "a model that is not mounted, beside a draft model": (
         given("'speculative_config': {'method': 'eagle3', 'model': '/host/odd-draft'}") + refused(NOT_FOUND.format("/models/main")),
         "HfRepoNotFound",
-        "Correct spec.model.uri",
+        "Mount the folder of the model",
         "--speculative-config",
+    ),
+    "a model behind a link": (
+        "[entrypoint] lrwxrwxrwx 1 1000 1000 52 Oct  3 17:58 /models/main -> /mnt/disk/main\n"
+        + given("'max_model_len': 8192")
+        + refused(NOT_FOUND.format("/models/main")),
+        "HfRepoNotFound",
+        "is a symbolic link to /mnt/disk/main",
+        "spec.model.uri",
+    ),
+    "an interface that a variable names": (
+        "[entrypoint] NCCL_SOCKET_IFNAME=ib1 GLOO_SOCKET_IFNAME=ib7\n"
+        + given("'max_model_len': 8192")
+        + failed("RuntimeError: ifa != nullptr. Unable to find address for: ib7"),
+        "NetworkInterfaceMisdetected",
+        "such as ib1 of NCCL_SOCKET_IFNAME",
+        "eth0",
+    ),
+    "GPUs that Ray has reserved": (
+        "Total Usage:\n 4.0/4.0 GPU (4.0 used of 4.0 reserved in placement groups)\n"
+        + given("'distributed_executor_backend': 'ray'")
+        + failed("ValueError: Current node has no GPU available. current_node_resource={'CPU': 32.0}."),
+        "NotEnoughGpus",
+        "`ray stop` on all nodes",
+        "VLLM_HOST_IP",
+    ),
+    "experts that cannot be invariant": (
+        "+ export VLLM_BATCH_INVARIANT=1\n"
+        + given("'max_model_len': 8192")
+        + failed("NotImplementedError: No MXFP4 MoE backend supports the deployment configuration."),
+        "MoeBackendUnsupported",
+        "Remove VLLM_BATCH_INVARIANT",
+        "another GPU",
     ),
     "a tokenizer that is not mounted": (
         given("'tokenizer': '/host/tok'") + refused(NOT_FOUND.format("/host/tok")),
@@ -2239,7 +2271,7 @@ CASES = {
         + CHOSEN.format("['TRITON_ATTN', 'FLASH_ATTN']")
         + failed(SPARE_TILES, "vllm/v1/attention/ops/odd.py"),
         "TritonOutOfResources",
-        "Use another --attention-backend, or --kv-cache-dtype auto",
+        "Use another --attention-backend than TRITON_ATTN, or --kv-cache-dtype auto",
         "float32",
     ),
     "a container without a GPU": (

@@ -30,6 +30,7 @@ from vllm_operator.logs.tracebacks import Part, Traceback, Tracebacks, is_of_a_r
 from vllm_operator.text.wording import present
 
 TERMINATED = "TerminatedDuringStartup"
+MISSING = "RankMissing"
 STILL = "EngineStandsStill"
 TOLD_TO_STOP = "ServerToldToStop"
 KV_TRANSFERS = "KvTransfersFail"
@@ -709,7 +710,7 @@ class CrashTracker:
 
     def _seen(self, process: str | None, text: str, number: int, match: Match | None = None, **marks: Any) -> Evidence:
         """Return evidence with the last frames of the process; without a process there are none. `marks` are fields of the evidence."""
-        signature, most = (match.signature, _EXCERPT_FRAMES) if match is not None else (None, _KIND_FRAMES)
+        signature, most = (match.signature, _NEAR) if match is not None else (None, _KIND_FRAMES)
         captures = tuple((name, value[:LINE_LIMIT]) for name, value in match.captures) if match is not None else ()
         frames = self.tracebacks.frames(process, most) if process is not None else ()
         known: dict[str, Any] = {"captures": captures, "records": self._found.records, "time": self._clock.now()}

@@ -143,8 +143,7 @@ class LineReader:
             if raw[:1] == "{" and (members := _json(raw)) is not None:
                 yield from self._from_json(members, time, wrappings - 1)
                 return
-            wrapped = WRAPPING.match(raw)
-            if wrapped is None:
+            if (wrapped := WRAPPING.match(raw)) is None:
                 found = _header(raw)
                 if found["level"] or found.end() == len(raw):
                     break
@@ -371,8 +370,7 @@ def read_time(text: str, before: datetime | None = None) -> datetime | None:
     try:
         if _SHORT.match(text):
             return _without_year(text, before)
-        long = _LONG.match(text)
-        if long is None:
+        if (long := _LONG.match(text)) is None:
             return None
         found = datetime.fromisoformat(f"{long[1]}T{long[2]}{long[3] or 'Z'}").astimezone(UTC)
         if found.year not in YEARS:

@@ -73,8 +73,7 @@ class Match(NamedTuple):
 
 def _match(signature: Signature, pattern: LinePattern, text: str, context: Callable[[], Iterable[str]]) -> Match | None:
     prepare = compile_linear if signature.is_user_defined else compiled
-    found = prepare(pattern.regex).search(text)
-    if found is None:
+    if (found := prepare(pattern.regex).search(text)) is None:
         return None
     if pattern.context is not None:
         frame = prepare(pattern.context)

@@ -113,7 +113,6 @@ class StartupParser:
 
     def _bar(self, text: str, process: str) -> bool:
         """Parse a progress bar, and the following line if the bar did not finish and so has no line end."""
-        rest = self._start.bar(text, process)
-        if rest:
+        if rest := self._start.bar(text, process):
             self._line(rest)
         return rest is not None

@@ -11,10 +11,10 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from vllm_operator.catalog.startup import Signature, StartupKnowledge
-from vllm_operator.logs.crash import TERMINATED, describe
+from vllm_operator.logs.crash import MISSING, TERMINATED, describe
 from vllm_operator.logs.state import Crash, Membership, Stage, StartupState
 
-MISSING, LOST, NO_KV_CACHE = "RankMissing", "RankLost", "NoKvCacheMemory"
+LOST, NO_KV_CACHE = "RankLost", "NoKvCacheMemory"
 DEFAULT_TIMEOUT_SECONDS = 600
 """Time for which PyTorch waits for the other nodes, without `--distributed-timeout-seconds`."""
 _NATIVE, _DIED, _QUOTED = "NativeCodeCrash", "died unexpectedly", "Worker failed with err"
@@ -152,8 +152,7 @@ def _crashed(rank: Rank | None, crash: Crash, failed: Sequence[tuple[Rank, Crash
 
 def _follows(crash: Crash, by_id: dict[str, Signature], following: set[str]) -> bool:
     """Return whether an error reports that another process has failed."""
-    signature = by_id.get(crash.signature)
-    if signature is None:
+    if (signature := by_id.get(crash.signature)) is None:
         return crash.family in following and not crash.line.startswith("AssertionError")
     return signature.is_echo or signature.follows_others or signature.id == TERMINATED
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from vllm_operator.catalog.startup import SETTINGS, LineMeaning, StartupKnowledge
-from vllm_operator.logs.crash import CrashTracker
+from vllm_operator.logs.crash import MISSING, CrashTracker
 from vllm_operator.logs.lines import INFO, WARNING, Line, LogClock
 from vllm_operator.logs.matching import Recognizer, compiled
 from vllm_operator.logs.progress import Counts, read_bar
@@ -26,7 +26,7 @@ _NO_DEVICE = "CUDA platform is not available because:"  # a record at DEBUG that
 _NOTICES = ("Waiting", "No", "Your", "FlashInfer")  # first words of records below WARNING that may be notices
 _ORDER = {stage: index for index, stage in enumerate(Stage)}
 _BACKENDS_KEPT, _ADAPTERS_KEPT = 16, 128  # the maximum of adapters is twice the limit of a spec
-_FAILURE_LENGTH = 200
+_FAILURE_LENGTH, _ASSIGNED_LENGTH = 200, 2000
 _FIGURES = {"weights": "weights_gib", "kvCache": "kv_cache_gib", "kvTokens": "kv_cache_tokens", "concurrency": "concurrency"}
 """Fields of `MeasuredMemory` by group in `stages.yaml`."""
 _PLACES = {"node": "node", "nodes": "nodes", "timeout": "timeout_seconds"}
@@ -91,7 +91,10 @@ class StartTracker:
     def error(self, process: str, level: int | None, text: str) -> None:
         """Process an error record, or raw output that is not a bar."""
         if not self._seen.has_arguments and len(self._recent) != self._recent.maxlen:  # lines of what launches the server
-            self.crashes.settings = _captured(self._knowledge.stages.settings.finditer(text)) | self.crashes.settings
+            known, found = self.crashes.settings, _captured(self._knowledge.stages.settings.finditer(text))
+            if "assigned" in found and len(known.get("assigned", "")) < _ASSIGNED_LENGTH:
+                known["assigned"] = f"{known.get('assigned', '')} {found['assigned']}"
+            self.crashes.settings = found | known
         # The logo and old tools print known lines without a level.
         word = text.lstrip().split(" ", 1)[0] if level is None else ""
         if not (word in self._knowledge.words and self._meaning(word, text) and word not in _NOTICES):
@@ -123,8 +126,7 @@ class StartTracker:
 
     def bar(self, text: str, process: str) -> str | None:
         """Process a progress bar. Return the text after it, or None if the catalog knows no such bar."""
-        read = read_bar(self._knowledge.stages.bars, text)
-        if read is None:
+        if (read := read_bar(self._knowledge.stages.bars, text)) is None:
             return None
         stage, progress, rest = read
         self._enter(stage)
@@ -133,8 +135,7 @@ class StartTracker:
         return rest.strip()
 
     def _meaning(self, word: str, text: str) -> bool:
-        found = self._knowledge.meaning(word, text)
-        if found is not None:
+        if (found := self._knowledge.meaning(word, text)) is not None:
             self._apply(*found)
         return found is not None
 
@@ -259,6 +260,8 @@ class StartTracker:
         became ready, the crash is the one of the start before.
         """
         crash = self.crashes.crash(ended=True)
+        if crash is not None and crash.signature == MISSING:
+            crash = self._earlier or crash  # a leader that starts again waits for nodes that did not
         if crash is None and self._seen.stage is not Stage.READY:
             is_one_line = self.lines == len(self._recent) == 1
             crash = self._earlier or (self.crashes.of_source_line(self._recent[0].text) if is_one_line else None)
