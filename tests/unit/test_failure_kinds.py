@@ -362,6 +362,34 @@ CASES: dict[str, tuple[list[str], str]] = {
         ["tpu_inference/models/vllm/wrapper.py", "vllm/model_executor/models/odd.py"],
         "TypeError: unsupported operand type(s) for *: 'Tensor' and 'Tensor'",
     ),
+    "FlashInferKernelMissing": (
+        ["vllm/v1/attention/backends/flashinfer.py", "flashinfer/decode.py"],
+        "RuntimeError: Missing TRTLLM-GEN kernel (decode): headDimQk=512, headDimV=512",
+    ),
+    "FlashMlaFailed": (
+        ["vllm/third_party/flashmla/flash_mla_interface.py:flash_mla_sparse_fwd"],
+        "RuntimeError: CUDA error (/workspace/.deps/flashmla-src/csrc/sm90/prefill/sparse/phase1.cuh:614): invalid argument",
+    ),
+    "CachedGraphMisfits": (
+        ["vllm/compilation/decorators.py", "torch/_dynamo/aot_compile.py", MODULE],
+        "AttributeError: 'QKVParallelLinear' object has no attribute 'workspace'",
+    ),
+    "LoraBesideOtherFeature": (
+        ["vllm/lora/layers/logits_processor.py"],
+        "NotImplementedError: skip_gather=True is not supported with LoRA logits",
+    ),
+    "QuantizedFormRefused": (
+        ["vllm/model_executor/layers/quantization/compressed_tensors/compressed_tensors_moe/odd.py:__init__"],
+        "AssertionError: assert self.group_size == -1",
+    ),
+    "AbortedRequestScheduled": (
+        ["vllm/v1/core/sched/scheduler.py:schedule"],
+        "RuntimeError: Invalid request status: RequestStatus.FINISHED_ABORTED",
+    ),
+    "CapturedCodeFailed": (
+        ["vllm/v1/worker/gpu/model_runner.py:capture_model", "vllm/model_executor/layers/sparse_attn_indexer.py"],
+        "torch.AcceleratorError: CUDA error: invalid argument",
+    ),
     "MemoryHandleRefused": ([WORKER], "RuntimeError: hipIpcGetMemHandle -> 1 (invalid argument)"),
     "DoublePrecisionMissing": ([WORKER], "RuntimeError: Required aspect fp64 is not supported on the device"),
 }

@@ -48,6 +48,8 @@ VARIATIONS: dict[str, tuple[str, ...]] = {
     "reserved": ("", "2.0"),
     "invariant": ("", "VLLM_BATCH_INVARIANT=1"),
     "jitted": ("", "odd_kernel"),
+    "profiled": ("", "1 image"),
+    "unfused": ("", "CUDA error 801 (operation not supported)"),
     "runner": ("", "V2"),
     "architecture": ("", "LlamaForCausalLM"),
     "offloader": ("", "UVAOffloader"),

@@ -41,6 +41,8 @@ TOLD_OTHERWISE = {
     "lmcache-nixl-pool-oomkill.log": Verdict.PARTLY,  # the headline says OOM killer in plain words
     "ep16-util-098.log": Verdict.PARTLY,  # the headline has the flag, not the name of the field
     "curand-missing.log": Verdict.UNKNOWN,  # the server lives, and a notice says it
+    "mtp-pp-supportspp.log": Verdict.PARTLY,  # the headline says draft model, not its method
+    "harmony-header.log": Verdict.UNKNOWN,  # one request failed, which a notice says: the engine goes on
     "tpu-qwen3vl-deepstack.log": Verdict.UNKNOWN,  # the headline has neither the model nor its module
 }
 LABELS = read_labels(REPORTS, before=SPLIT)
