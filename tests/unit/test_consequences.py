@@ -99,7 +99,7 @@ def test_an_assertion_of_compiled_code_explains_the_death_of_the_engine(before: 
             "NativeCodeCrash",
         ),
         ("command terminated with exit code 139\n", "NativeCodeCrash"),
-        ("Container vllm failed startup probe, will be restarted\n", "TerminatedDuringStartup"),
+        ("Container vllm failed startup probe, will be restarted\n", "KilledForProbe"),
     ],
 )
 def test_an_end_that_is_told_in_other_words_is_known(text: str, signature: str) -> None:
@@ -157,4 +157,4 @@ def test_the_flags_that_a_remedy_names_and_that_are_set_are_told() -> None:
     crash = read_pasted(arguments + START + failure("Worker_TP0", 1, *unequal)).final_state.crash
     assert crash is not None
     assert crash.remedy is not None
-    assert crash.remedy.endswith("If none is set, use a newer vLLM. This engine has --kv-cache-dtype.")
+    assert crash.remedy.endswith("or none is set, use a newer vLLM. This engine has --kv-cache-dtype.")
