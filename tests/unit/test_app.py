@@ -2,13 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from unittest.mock import AsyncMock
 
 import pytest
 from kubernetes.aio.client.configuration import Configuration
 
+from vllm_operator.controller import app
 from vllm_operator.controller.app import Operator
 from vllm_operator.controller.queue import WorkQueue
 from vllm_operator.controller.settings import Settings
+from vllm_operator.controller.watches import Watches
 from vllm_operator.kube.api_client import KubeClient
 
 KEY = ("default", "llama")
@@ -88,3 +91,17 @@ async def test_a_signal_before_the_watches_begin_ends_the_operator(operator: Ope
     await asyncio.sleep(0)
     stop.set()
     assert await running == 0
+
+
+async def test_watches_that_never_end_keep_a_stopped_operator_only_for_seconds(operator: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run(self: Watches, stop: asyncio.Event) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Watches, "run", run)
+    monkeypatch.setattr(app, "KOPF_SECONDS", 0.01)
+    monkeypatch.setattr(operator, "_prepare", AsyncMock(return_value=()))
+    stop = asyncio.Event()
+    running = asyncio.create_task(operator.run(stop))
+    await asyncio.sleep(0)
+    stop.set()
+    assert await asyncio.wait_for(running, 10) == 1

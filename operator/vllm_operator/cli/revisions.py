@@ -53,8 +53,7 @@ def history(resource: VLLMDeployment, revisions: Sequence[Manifest], now: dateti
         row["state"] = "current" if name == running else "rolled back" if (running, name) in rollbacks else reached
         try:
             made = read_revision(resource, revision)
-            why = " ".join(causes(before, made)) if before is not None else ""
-            why = " ".join(filter(None, (why, _measured(revision))))
+            why = " ".join(filter(None, (*(causes(before, made) if before is not None else ()), _measured(revision))))
             row |= {"gpu": f"{made.count} x {made.gpu or made.resource}", "version": made.engine_version or "", "why": why}
             before = made
         except RevisionError as error:

@@ -102,8 +102,7 @@ async def serve(settings: Settings) -> int:
     """Run the operator in this event loop. Return the exit status."""
     asyncio.get_running_loop().set_exception_handler(handle_loop_error)
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):  # kopf replaces these handlers when it starts
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    _stop_on_signals(stop)
     fence = Fence() if settings.lease else None
     try:
         configuration = await load_configuration()
@@ -112,11 +111,15 @@ async def serve(settings: Settings) -> int:
         log.error("%s", error)
         return 2
     log.info("vllm-operator %s, API server %s", __version__, configuration.host)
-    operator = Operator(settings, client)
     try:
-        return await operator.run(stop)
+        return await Operator(settings, client).run(stop)
     finally:
         await client.close()
+
+
+def _stop_on_signals(stop: asyncio.Event) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
 
 
 class Operator:
@@ -127,7 +130,6 @@ class Operator:
         self._client = client
         self._stop = asyncio.Event()
         self._has_failed = False
-        self._ended = asyncio.Event()
         self._is_ending = False
         self._tasks: list[asyncio.Task[object]] = []
         self.metrics = Metrics()
@@ -258,18 +260,19 @@ class Operator:
             stopped=self._end_parts,
         )
         watching = asyncio.create_task(watches.run(self._stop), name="kopf")
-        ended = asyncio.create_task(self._ended.wait(), name="end of the parts")
+        stopping = asyncio.create_task(self._stop.wait(), name="stop")
         try:
-            await asyncio.wait((watching, ended), return_when=asyncio.FIRST_COMPLETED)
-            # When a watch has failed, kopf 1.45.2 stops its other watches, and waits for some of them for ever.
+            await asyncio.wait((watching, stopping), return_when=asyncio.FIRST_COMPLETED)
+            await self._end_parts()
+            # kopf 1.45.2 waits for its watches before it calls us, and for some of them for ever.
             await asyncio.wait((watching,), timeout=KOPF_SECONDS)
             if not watching.done():
-                log.warning("the watches do not end after an error; the operator exits without them, to be started again")
+                log.warning("the watches do not end; the operator exits without them")
                 self._has_failed = True
                 return
             await watching
         finally:
-            ended.cancel()
+            stopping.cancel()
 
     async def _start_parts(self, kinds: Sequence[Kind], **_: object) -> None:
         self._start("object cache", self.updater.run(kinds))
@@ -282,6 +285,7 @@ class Operator:
 
     async def _work(self) -> None:
         await self.updater.loaded.wait()
+        _stop_on_signals(self._stop)  # kopf has replaced the handlers by its own, which wait for all watches
         self.readiness.clear_missing("first list")
         log.info("serving %s", self._settings.scope)
         await self.workers.run()
@@ -302,13 +306,11 @@ class Operator:
             role = " as a standby" if isinstance(failure, LeadershipLost) else ""
             log.warning("%s. The operator exits, to be started again%s", failure, role)
         else:
-            end = describe_end(task)
-            log.error("the task %r %s; the operator exits, to be started again", task.get_name(), end, exc_info=failure)
+            log.error("the task %r %s; the operator exits, to be started again", task.get_name(), describe_end(task), exc_info=failure)
 
     async def _end_parts(self, **_: object) -> None:
         """Stop all parts in order. Release the Lease last, because the next operator must be the only one that writes."""
         if self._is_ending:
-            await self._ended.wait()
             return
         self._is_ending = True
         self._stop.set()
@@ -328,7 +330,6 @@ class Operator:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RELEASE_SECONDS):
                     await self.leadership.release()
-        self._ended.set()
 
     def _notice(self, kind: Kind, manifest: Manifest, deleted: bool) -> None:
         self.metrics.watch_events.labels(kind.kind).inc()
