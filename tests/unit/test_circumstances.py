@@ -92,7 +92,7 @@ def test_a_notice_suits_the_device_and_the_settings(device: str, arguments: str,
         (
             "(APIServer pid=1) INFO 11-02 14:02:19 [tool.py:3] version of the plugin is 3\n" + failed("RuntimeError: odd"),
             "Crashed: ",
-            "4 lines. The log does not contain the start.",
+            "4 lines. The log does not show a start of vLLM.",
         ),
     ],
 )
@@ -102,7 +102,7 @@ def test_what_a_log_contains_of_the_start(log: str, headline: str, facts: str) -
 
     assert shown[0].startswith(headline)
     assert shown[2].strip().startswith(facts)
-    assert "does not contain the start" in facts or "does not contain the start" not in shown[2]
+    assert "does not show a start of vLLM" in facts or "does not show a start of vLLM" not in shown[2]
 
 
 def test_a_notice_suits_the_device_of_the_error_beside_it() -> None:

@@ -151,14 +151,14 @@ def test_what_is_no_crash_is_said_as_well(tmp_path: Path, capsys: pytest.Capture
 def test_an_excerpt_does_not_tell_when_it_crashed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = diagnosed(tmp_path, capsys, "ValueError: No available memory for the cache blocks.\n")
 
-    assert page.startswith("Crashed: NoKvCacheMemory\n\n  1 line. The log does not contain the start.\n\nWhat happened")
+    assert page.startswith("Crashed: NoKvCacheMemory\n\n  1 line. The log does not show a start of vLLM.\n\nWhat happened")
 
 
 def test_a_log_that_ends_before_the_error_is_asked_for_as_a_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = "Process SpawnProcess-1:\nTraceback (most recent call last):\n"
     page = diagnosed(tmp_path, capsys, log)
 
-    assert page.startswith("Failed, and the log ends before the error\n\n  2 lines. The log does not contain the start.\n\nWhat to do")
+    assert page.startswith("Failed, and the log ends before the error\n\n  2 lines. The log does not show a start of vLLM.\n\nWhat to do")
     assert "Line 1 says that a process failed" in " ".join(page.split())
     assert json.loads(diagnosed(tmp_path, capsys, log, "-o", "json"))["cutOffAtLine"] == 1
 

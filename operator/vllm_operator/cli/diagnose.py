@@ -306,7 +306,7 @@ def _facts(state: StartupState) -> str:
     if state.has_start:
         return paragraph(lines)
     if state.crash is not None or state.cut_off_at is not None:
-        return paragraph(f"{lines}. The log does not contain the start.")
+        return paragraph(f"{lines}. The log does not show a start of vLLM.")
     return paragraph(
         f"{lines}. Is this the complete log of a vLLM server? With kubectl logs, do not use --tail, select the container of the engine with"
         " -c, and add --previous after a restart."
