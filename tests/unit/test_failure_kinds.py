@@ -171,6 +171,7 @@ CASES: dict[str, tuple[list[str], str]] = {
         ["vllm/v1/executor/ray_executor.py"],
         "RuntimeError: Every node should have a unique IP address. Got 2 nodes with 1 unique IP addresses",
     ),
+    "RayHeadAddressUnknown": (["vllm/v1/engine/utils.py"], "AssertionError: The DP master node (ip: 0.0.0.0) is missing or dead"),
     "TritonDriverMissing": (["triton/runtime/driver.py"], "RuntimeError: 0 active drivers ([]). There should only be one."),
     "OneCclFailed": (["torch/distributed/distributed_c10d.py"], "ValueError: XCCL is not available"),
     "ModelSettingRefused": (

@@ -44,6 +44,9 @@ TOLD_OTHERWISE = {
     "mtp-pp-supportspp.log": Verdict.PARTLY,  # the headline says draft model, not its method
     "harmony-header.log": Verdict.UNKNOWN,  # one request failed, which a notice says: the engine goes on
     "tpu-qwen3vl-deepstack.log": Verdict.UNKNOWN,  # the headline has neither the model nor its module
+    "uv-sync-segfault.log": Verdict.PARTLY,  # a notice names the replaced packages, not the command
+    "bad-marshal-pyc.log": Verdict.PARTLY,  # the headline says bytecode cache in plain words
+    "custom-allreduce-no-p2p-hang.log": Verdict.UNKNOWN,  # a slow start ends in the same way, and a notice says that it may hang
 }
 LABELS = read_labels(REPORTS, before=SPLIT)
 OF_NOTES = [(folder, label) for folder in NOTES for label in read_labels(folder)]
