@@ -391,6 +391,20 @@ CASES: dict[str, tuple[list[str], str]] = {
         ["vllm/v1/worker/gpu/model_runner.py:capture_model", "vllm/model_executor/layers/sparse_attn_indexer.py"],
         "torch.AcceleratorError: CUDA error: invalid argument",
     ),
+    "TransferredBlocksDiffer": (
+        ["vllm/distributed/kv_transfer/kv_connector/v1/nixl/worker.py:_apply_prefix_caching"],
+        "AssertionError: assert num_local_blocks == num_remote_blocks",
+    ),
+    "InvalidBlocksUnhandled": (
+        ["vllm/v1/core/sched/scheduler.py:_update_requests_with_invalid_blocks"],
+        "ValueError: too many values to unpack (expected 1)",
+    ),
+    "LmcacheLayoutUnread": (
+        ["lmcache/v1/gpu_connector/odd.py"],
+        "ValueError: Unsupported kv_layout: none. Only NHD and HND are supported.",
+    ),
+    "CpuHeadSizeUnsupported": (["vllm/_custom_ops.py"], "RuntimeError: Unsupported CPU attention configuration: head_dim=512 isa=1"),
+    "MoeTileMissing": (["flashinfer/fused_moe/core.py"], "RuntimeError: Unsupported tile shape config 256256128 for MoE gemm"),
     "MemoryHandleRefused": ([WORKER], "RuntimeError: hipIpcGetMemHandle -> 1 (invalid argument)"),
     "DoublePrecisionMissing": ([WORKER], "RuntimeError: Required aspect fp64 is not supported on the device"),
 }

@@ -43,6 +43,8 @@ TOLD_OTHERWISE = {
     "curand-missing.log": Verdict.UNKNOWN,  # the server lives, and a notice says it
     "mtp-pp-supportspp.log": Verdict.PARTLY,  # the headline says draft model, not its method
     "harmony-header.log": Verdict.UNKNOWN,  # one request failed, which a notice says: the engine goes on
+    "b200-gemma4-stands.log": Verdict.UNKNOWN,  # the log of an engine that still starts ends in the same way
+    "health-500-includedrouter.log": Verdict.UNKNOWN,  # the server lives, and a notice says it
     "tpu-qwen3vl-deepstack.log": Verdict.UNKNOWN,  # the headline has neither the model nor its module
     "uv-sync-segfault.log": Verdict.PARTLY,  # a notice names the replaced packages, not the command
     "bad-marshal-pyc.log": Verdict.PARTLY,  # the headline says bytecode cache in plain words
