@@ -9,7 +9,11 @@ from support.gpu_fleet import GPUFleet
 
 @pytest.mark.parametrize(
     ("seed", "operations"),
-    [(7, 22), *(pytest.param(seed, 300, marks=(pytest.mark.extended, pytest.mark.timeout(900))) for seed in (5, 6))],
+    [
+        (7, 22),
+        pytest.param(5, 300, marks=(pytest.mark.extended, pytest.mark.timeout(1800))),
+        pytest.param(6, 300, marks=(pytest.mark.exhaustive, pytest.mark.timeout(1800))),
+    ],
 )
 async def test_nobody_waits_beside_a_free_gpu(seed: int, operations: int, capsys: pytest.CaptureFixture[str]) -> None:
     measured = await GPUFleet(seed).run(operations)
