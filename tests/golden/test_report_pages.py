@@ -11,10 +11,10 @@ import pytest
 
 from support import kstatus
 from support import observations as o
-from support.describe import describe
+from support.describe import describe, lines_above_events, most_lines
 from support.engine_logs import crash_of, engine_failure
 from testenv.replay import SERVING, read_recording
-from vllm_operator.api.conditions import READY, ROLLED_BACK, STALLED, WHILE_ASKED, EventDraft, Reason, Verdict, find_condition
+from vllm_operator.api.conditions import EventDraft, Reason, Verdict
 from vllm_operator.api.crd import custom_resource_definition
 from vllm_operator.api.labels import SERVED_ANNOTATION
 from vllm_operator.api.plan import BackendChoice, PlannedVariable, PlannedWeights
@@ -406,25 +406,13 @@ def test_page(name: str, golden: Callable[[Path, str], None]) -> None:
     golden(FOLDER / f"{name}.txt", describe(*told(STORIES[name]), spec=STORIES[name][-1].resource.spec.to_json()))
 
 
-LINES = {"serving": 48, "starting": 54, "crashed": 60}
-"""Lines of the page of `kubectl describe` above the events, at most, with a spec of ten lines, and without conditions that are set only in
-some situations."""
-
-
 @pytest.mark.parametrize("name", STORIES)
 def test_a_page_fits_on_a_screen(name: str) -> None:
     status, _ = told(STORIES[name])
     assert len(json.dumps(status.to_json())) <= 4096, "it is written often"
     assert all(condition.observed_generation is not None for condition in status.conditions)
-    ready = find_condition(status.conditions, READY)
-    situation = "crashed" if status.last_crash else "serving" if ready is not None and ready.status == "True" else "starting"
-    page = describe(status, spec=STORIES[name][-1].resource.spec.to_json()).splitlines()[:-1]
-    more = sum(condition.type in (*WHILE_ASKED, STALLED, ROLLED_BACK) for condition in status.conditions)
-    others = len(status.startup.pods or ()) if status.startup is not None else 0
-    spec, avoided = page.index("Status:") - page.index("Spec:") - 1, 3 if status.avoided_nodes else 0
-    assert len(page) <= LINES[situation] + spec - 10 + 6 * more + 2 * others + avoided + (8 if status.rollback else 0) + (
-        situation == "crashed" and status.url is not None
-    ), "\n".join(page)
+    page = describe(status, spec=STORIES[name][-1].resource.spec.to_json())
+    assert lines_above_events(page) <= most_lines(page, status), page
 
 
 @pytest.mark.parametrize("name", STORIES)

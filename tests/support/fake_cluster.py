@@ -8,12 +8,14 @@ controllers: nothing turns a Deployment into Pods.
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, TypeVar, Unpack
 
 from support import fake_fields
+from vllm_operator.api import reading
 from vllm_operator.kube.client import (
     POD,
     ClusterError,
@@ -61,6 +63,8 @@ class FakeCluster:
     """Kinds that this API server does not serve."""
     documents: dict[str, Manifest] = field(default_factory=dict)
     """What it says beside objects, by path."""
+    clock: Callable[[], datetime] | None = None
+    """Tells when objects are created; without it, nobody knows."""
     page: int = 100
     """Objects in a page of a list."""
     _objects: dict[Identity, Manifest] = field(default_factory=dict)
@@ -294,6 +298,8 @@ class FakeCluster:
         if old is not None and _without_version(new) == _without_version(old):
             return _copied(old)
         self._version += 1
+        if old is None and self.clock is not None:
+            metadata.setdefault("creationTimestamp", reading.stamp(self.clock()))
         metadata["resourceVersion"] = str(self._version)
         metadata["uid"] = old["metadata"]["uid"] if old else metadata.get("uid") or f"uid-{self._version}"
         generation = (old or {}).get("metadata", {}).get("generation", 0)

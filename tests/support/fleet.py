@@ -58,6 +58,16 @@ class Fleet:
         self.show(name, NOT_READY, state={"running": {"startedAt": self.time()}})
         return name
 
+    def start_job(self, job: Manifest, status: Manifest, *, node: str = "node-1") -> str:
+        """The Pod of a Job is in this state; return its name."""
+        metadata, template = job["metadata"], job["spec"]["template"]
+        name = f"{metadata['name']}-abcde"
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": metadata["name"], "uid": metadata["uid"], "controller": True}
+        of_pod = {"name": name, "namespace": "default", "labels": template["metadata"]["labels"], "ownerReferences": [owner]}
+        spec = {**template["spec"], "nodeName": node}
+        self.bench.cluster.put({"apiVersion": "v1", "kind": "Pod", "metadata": of_pod, "spec": spec, "status": status})
+        return name
+
     def start_group(self, name: str = "llama", *, nodes: Sequence[str] = ("node-1", "node-2")) -> list[str]:
         """The Pods of the first group of a LeaderWorkerSet start; return their names, that of the leader first."""
         [workload] = [it for it in self.bench.cluster.all(LEADER_WORKER_SET) if it["metadata"]["name"] == name]

@@ -32,15 +32,9 @@ def records(bench: Bench) -> list[dict[str, Any]]:
 def run_job(bench: Bench, output: str | None = None, *, code: int = 0, message: str = "", node: str = "node-1", **status: Any) -> str:
     """The Pod of the only Job has printed this, or is in this state; return its name."""
     [job] = jobs(bench)
-    metadata = job["metadata"]
-    name = f"{metadata['name']}-abcde"
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": metadata["name"], "uid": metadata["uid"], "controller": True}
-    template = job["spec"]["template"]
-    of_pod = {"name": name, "namespace": "default", "labels": template["metadata"]["labels"], "ownerReferences": [owner]}
-    bench.cluster.put({"apiVersion": "v1", "kind": "Pod", "metadata": of_pod, "spec": {**template["spec"], "nodeName": node}})
     ended = {"name": READER, "state": {"terminated": {"exitCode": code, "message": message, "reason": "Error" if code else "Completed"}}}
     over = {"phase": "Failed" if code else "Succeeded", "containerStatuses": [ended]}
-    bench.cluster.edit(POD, "default", name, {"status": status or over})
+    name = Fleet(bench).start_job(job, status or over, node=node)
     if output is not None:
         bench.cluster.script_log("default", name, [f"2026-11-21T12:00:00Z {output}".encode()])
     return name

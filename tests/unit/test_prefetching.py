@@ -27,26 +27,10 @@ def jobs(bench: Bench) -> list[dict[str, Any]]:
 
 def run_job(bench: Bench, job: dict[str, Any], *, node: str = "node-1", **state: Any) -> str:
     """The Pod of a Job is in this state; return its name."""
-    metadata = job["metadata"]
-    name = f"{metadata['name']}-abcde"
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": metadata["name"], "uid": metadata["uid"], "controller": True}
-    pod = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": name,
-            "namespace": "default",
-            "labels": job["spec"]["template"]["metadata"]["labels"],
-            "ownerReferences": [owner],
-        },
-        "spec": {**job["spec"]["template"]["spec"], "nodeName": node},
-    }
-    bench.cluster.put(pod)
     is_over = state.get("state", {}).get("terminated", {}).get("exitCode") == 0
     container = {"name": labels.FETCH_WEIGHTS_CONTAINER, "restartCount": 0, "state": {}, "lastState": {}, **state}
     status = {"phase": "Succeeded" if is_over else "Running", "containerStatuses": [container]}
-    bench.cluster.edit(POD, "default", name, {"status": status})
-    return name
+    return Fleet(bench).start_job(job, status, node=node)
 
 
 def nodes_of(job: dict[str, Any]) -> list[str]:

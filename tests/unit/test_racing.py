@@ -1,106 +1,14 @@
 """Backends race on a cluster in memory: the runs, the result, and what ends, delays or repeats a race."""
 
-import json
-import random
-from itertools import pairwise
-from typing import Any
-
 import pytest
 import yaml
 
-from support import speeds
-from support.fleet import READY, Fleet
+from support.fleet import Fleet
+from support.measured_runs import Course
 from support.operators import Bench, known_catalog
-from vllm_operator.api import reading
-from vllm_operator.api.labels import MEASURER, RACE_ANNOTATION, RUN_ANNOTATION
-from vllm_operator.caches.measurement import RaceRecord, read_race
 from vllm_operator.catalog.user_entries import with_user_rules
 from vllm_operator.cli.requests import export_rules
-from vllm_operator.kube.client import DEPLOYMENT, EVENT, NODE, POD, REVISION, VLLM_DEPLOYMENT, Unavailable
-
-TUNED: dict[str, Any] = {"backends": {"tuning": "Measure"}, "cache": {"volume": {"accessMode": "ReadWriteMany"}}}
-
-
-class Course:
-    """A replica serves, and its backends race. Engines have the speed of their attention backend."""
-
-    def __init__(self, bench: Bench, fleet: Fleet) -> None:
-        self.bench, self.fleet, self._chosen = bench, fleet, random.Random(1)
-        self.ran = list[str]()
-
-    async def begin(self, **spec: Any) -> None:
-        await self.fleet.serve(**{**TUNED, **spec})
-        self.serving = self.fleet.start()
-        self.fleet.ready(self.serving)
-        self.complete()
-        await self.settle()
-
-    def complete(self) -> None:
-        """The Deployment's controller has seen the Deployment, and all its Pods are ready."""
-        generation = (self.fleet.deployment() or {})["metadata"].get("generation")
-        numbers = {"observedGeneration": generation, "updatedReplicas": 1, "replicas": 1, "readyReplicas": 1, "availableReplicas": 1}
-        self.bench.cluster.edit(DEPLOYMENT, "default", "llama", {"status": numbers})
-
-    async def settle(self) -> None:
-        await self.fleet.settle()
-        self.bench.pass_time(2)
-        await self.fleet.settle()
-
-    def primer(self) -> dict[str, Any]:
-        return reading.mapping(self.fleet.deployment("llama.primer"), "spec", "template")  # type: ignore[return-value]  # it is a dict
-
-    def run(self) -> str:
-        """The run that the primer measures; empty without one."""
-        return reading.text(self.primer(), "metadata", "annotations", RUN_ANNOTATION).rpartition("/")[2]
-
-    def backend(self) -> str:
-        """The attention backend of the engine that runs in the primer, which is the default if no flag sets it."""
-        engine = reading.named(reading.mapping(self.primer(), "spec"), "vllm", "containers", key="name")
-        words = [*(engine.get("command") or []), *(engine.get("args") or [])]
-        return next((after for word, after in pairwise(words) if word == "--attention-backend"), "default")
-
-    async def measured(self, **speeds_of: float) -> None:
-        """The primer becomes ready and is measured."""
-        found = speeds.run(self._chosen, noise=0.01, speed=speeds_of.get(self.backend(), 1.0)).to_json()
-        await self.ended({"result": "Measured", **found})
-
-    async def ended(self, report: dict[str, Any]) -> None:
-        """The primer becomes ready, and the container that measures ends with this report."""
-        self.ran.append(self.backend())
-        pod = self.fleet.start("llama.primer")
-        self.fleet.show(pod, READY)
-        ended = {"exitCode": 0, "message": json.dumps(report)}
-        statuses = next(it for it in self.bench.cluster.all(POD) if it["metadata"]["name"] == pod)["status"]["containerStatuses"]
-        told = [*statuses, {"name": MEASURER, "restartCount": 0, "state": {"terminated": ended}}]
-        self.bench.cluster.edit(POD, "default", pod, {"status": {"containerStatuses": told}})
-        await self.settle()
-        self.fleet.gone(pod)
-        await self.settle()
-
-    async def to_the_end(self, **speeds_of: float) -> None:
-        """Measure until the race is over and its result is rolled out."""
-        while self.run():
-            assert len(self.ran) < 12
-            await self.measured(**speeds_of)
-        self.complete()
-        await self.settle()
-
-    def records(self) -> list[RaceRecord]:
-        return [record for it in self.bench.cluster.all(REVISION) if (record := read_race(it)) is not None]
-
-    def said(self) -> str:
-        return self.bench.status().race or ""
-
-    def event(self) -> str:
-        return next((str(event["message"]) for event in self.bench.cluster.all(EVENT) if event["reason"] == "Raced"), "")
-
-    async def request(self, token: str) -> None:
-        """A user requests a race."""
-        self.bench.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"metadata": {"annotations": {RACE_ANNOTATION: token}}})
-        await self.settle()
-
-    def backends(self) -> dict[str, str]:
-        return {choice.component: choice.backend for choice in self.bench.plan().backends}
+from vllm_operator.kube.client import DEPLOYMENT, NODE, POD, REVISION, Unavailable
 
 
 @pytest.fixture

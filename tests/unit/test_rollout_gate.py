@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from support import speeds
-from support.fleet import READY, Fleet
+from support.fleet import Fleet
+from support.measured_runs import GATED, Gate
 from support.operators import Bench
 from support.tools import command
-from vllm_operator.api import reading
-from vllm_operator.api.labels import GATE_ANNOTATION, MEASURER, RUN_ANNOTATION
 from vllm_operator.caches.measurement import MAX_PAIRS, GateRecord, Measurement, compare, is_decided, read_gate_record, read_measurement
-from vllm_operator.kube.client import DEPLOYMENT, EVENT, POD, REVISION
+from vllm_operator.kube.client import DEPLOYMENT
 
 LOAD = {"input_tokens": 32, "output_tokens": 8, "concurrency": [1, 4], "seconds": 0.3}
 
@@ -132,65 +131,6 @@ def test_what_is_worse_is_named_with_both_figures() -> None:
 def test_a_record_that_somebody_changed_is_no_comparison(text: str) -> None:
     record = read_gate_record(text)
     assert record is None or not (record.before or record.after or record.is_over)
-
-
-GATED: dict[str, Any] = {"rollout": {"gate": "Measure"}, "cache": {"volume": {"accessMode": "ReadWriteMany"}}}
-
-
-class Gate:
-    """A replica serves, and a new version is to be rolled out."""
-
-    def __init__(self, bench: Bench, fleet: Fleet) -> None:
-        self.bench, self.fleet, self._chosen = bench, fleet, random.Random(1)
-
-    async def begin(self) -> None:
-        await self.fleet.serve(**GATED)
-        self.serving = self.fleet.start()
-        self.fleet.ready(self.serving)
-        await self.fleet.settle()
-        self.before = (self.fleet.deployment() or {})["spec"]
-        await self.fleet.change(engine={"version": "0.24.0"})
-        primer = self.fleet.start("llama.primer")  # fills the caches
-        self.fleet.ready(primer)
-        await self.fleet.settle()
-        self.fleet.gone(primer)
-        await self.fleet.settle()
-
-    def run(self) -> str:
-        """The number of the run that the primer measures."""
-        annotations = reading.mapping(self.fleet.deployment("llama.primer"), "spec", "template", "metadata", "annotations")
-        return str(annotations.get(RUN_ANNOTATION, "")).rpartition("/")[2]
-
-    def version(self) -> str:
-        spec = reading.mapping(self.fleet.deployment("llama.primer"), "spec", "template", "spec")
-        image = reading.text(reading.named(spec, "vllm", "containers", key="name"), "image")
-        return image.rpartition(":")[2].partition("-")[0]
-
-    async def measured(self, **speed: Any) -> None:
-        """The primer becomes ready and is measured."""
-        found = speeds.run(self._chosen, **speed).to_json()
-        await self.ended({"result": "Measured", **found})
-
-    async def ended(self, report: dict[str, Any]) -> None:
-        pod = self.fleet.start("llama.primer")
-        self.fleet.show(pod, READY)
-        ended = {"name": MEASURER, "restartCount": 0, "state": {"terminated": {"exitCode": 0, "message": json.dumps(report)}}}
-        statuses = next(it for it in self.bench.cluster.all(POD) if it["metadata"]["name"] == pod)["status"]["containerStatuses"]
-        self.bench.cluster.edit(POD, "default", pod, {"status": {"containerStatuses": [*statuses, ended]}})
-        await self.fleet.settle()
-        self.bench.pass_time(2)
-        self.fleet.gone(pod)
-        await self.fleet.settle()
-
-    def is_held(self) -> bool:
-        return bool((self.fleet.deployment() or {})["spec"]["template"] == self.before["template"])
-
-    def event(self, reason: str) -> str:
-        return next(str(event["message"]) for event in self.bench.cluster.all(EVENT) if event["reason"] == reason)
-
-    def record(self) -> str:
-        texts = (reading.text(it, "metadata", "annotations", GATE_ANNOTATION) for it in self.bench.cluster.all(REVISION))
-        return next(filter(None, texts), "")
 
 
 @pytest.fixture
