@@ -30,15 +30,17 @@ def lost_updates(manifest: Manifest, nodes: Sequence[Manifest], live: Sequence[M
     """Says which children of a VLLMDeployment are not as its present spec asks for.
 
     Args:
-        manifest: The VLLMDeployment; only the remedies in force and the generation of its caches are taken from its status.
+        manifest: The VLLMDeployment; only the remedies in force and the quarantined caches are taken from its status.
         nodes: All nodes.
         live: The Deployments and Services of the namespace.
     """
     catalog = known()
     resource = VLLMDeployment.parse(manifest)
-    generation = (resource.status.cache.generation or 0) if resource.status.cache else 0
+    quarantined = {entry.key for entry in (resource.status.cache.quarantined if resource.status.cache else None) or ()}
     fresh = VLLMDeployment.parse({**manifest, "status": {**manifest.get("status", {}), "plan": None}})
-    outcome = plan(fresh, read_inventory(nodes, (), catalog.gpus), catalog, cache_generation=generation)
+    inventory = read_inventory(nodes, (), catalog.gpus)
+    outcomes = (plan(fresh, inventory, catalog, cache_generation=generation) for generation in range(len(quarantined) + 1))
+    outcome = next(each for each in outcomes if each.plan is None or each.plan.cache_key not in quarantined)
     name = resource.metadata.name
     if outcome.plan is None:
         return [f"{name} cannot be planned: {outcome.planned.message}"]

@@ -27,6 +27,7 @@ from vllm_operator.inventory.nodes import read_inventory
 from vllm_operator.kube.client import DEPLOYMENT, POD, REVISION, VLLM_DEPLOYMENT, ClusterClient
 from vllm_operator.logs.state import StartupState, UnreadLog
 from vllm_operator.planning.validation import ArtifactTrust
+from vllm_operator.pods.tools import TOOLS_IMAGE
 from vllm_operator.rendering.revision import read_revision
 
 Manifest = dict[str, Any]
@@ -85,6 +86,7 @@ class Bench:
         self.logs = FakeLogs()
         self.integrations: tuple[str, ...] = ()
         self.trust = ArtifactTrust()
+        self.tools_image = TOOLS_IMAGE
         self.now = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
         self.read_inventory = partial(read_inventory, gpus=known_catalog().shipped.gpus)
         self.restart()
@@ -110,6 +112,7 @@ class Bench:
             configs=configs,
             settings=Settings(
                 integrations=self.integrations,
+                tools_image=self.tools_image,
                 artifact_repositories=self.trust.repositories,
                 artifact_naming="digest" if self.trust.needs_digest else "tag",
             ),

@@ -183,7 +183,18 @@ async def test_a_new_object_does_not_use_what_was_quarantined(bench: Bench, flee
     fleet.gone(pod)
     await fleet.serve()
     assert (fleet.key(), clean != damaged) == (clean, True)
-    assert bench.cache().generation == 1
+
+
+async def test_caches_that_were_damaged_under_another_spec_replace_no_pod_after_a_revert(bench: Bench, fleet: Fleet) -> None:
+    fleet.ready(await started(fleet, rollout={"strategy": "RollingUpdate", "maxSurge": 1}))
+    await fleet.settle()
+    sound, template = fleet.key(), bench.deployment()["spec"]["template"]
+    await fleet.change(engine={"version": "0.24.0"})
+    crash(fleet, fleet.start("llama.primer"), evidence=WARM)
+    await fleet.settle()
+    await fleet.change(engine=llama()["spec"]["engine"])
+    assert [entry.key != sound for entry in bench.cache().quarantined or ()] == [True]
+    assert (fleet.key(), bench.deployment()["spec"]["template"]) == (sound, template)
 
 
 async def test_who_serves_with_what_another_quarantined_goes_on(bench: Bench, fleet: Fleet) -> None:

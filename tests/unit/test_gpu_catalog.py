@@ -60,8 +60,7 @@ def test_products_are_spelled_as_labels_can_be() -> None:
 
 def test_every_part_of_the_table_has_a_source() -> None:
     table, images = read_data("gpus.yaml"), read_data("images.yaml")
-    sources = [table["architecturesSource"], table["productsSource"], table["presence"]["source"]]
-    sources += [images["variantsSource"], images["driversSource"], images["compatibilitySource"]]
+    sources = [*table["sources"].values(), table["presence"]["source"], *images["sources"].values()]
     assert all(sources)
     assert all(label.source for label in GPUS.label_tables)
 

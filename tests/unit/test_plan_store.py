@@ -371,6 +371,18 @@ async def test_a_plan_whose_rollout_is_held_back_is_found_again(bench: Bench, fl
     assert in_force(bench) == names(bench)[1]
 
 
+async def test_a_reverted_spec_keeps_what_serves_although_a_new_plan_for_it_would_differ(bench: Bench, fleet: Fleet) -> None:
+    await hold_back(bench, fleet)
+    serving, template = applied(bench), bench.deployment()["spec"]["template"]
+    bench.tools_image = "registry.example/vllm-operator:next"
+    await restart(bench)
+    await fleet.change(engine=llama()["spec"]["engine"])
+    assert (in_force(bench), applied(bench), bench.deployment()["spec"]["template"]) == (serving, serving, template)
+    annotate(bench, replan="1")
+    await bench.settle()
+    assert in_force(bench) != serving, "a new plan that is requested is made"
+
+
 async def test_the_plan_that_runs_stays_however_many_plans_are_held_back(bench: Bench, fleet: Fleet) -> None:
     await hold_back(bench, fleet)
     running = applied(bench)

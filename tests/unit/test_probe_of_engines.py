@@ -40,13 +40,6 @@ def test_the_probe_does_what_the_spec_says(spec: dict[str, Any], action: str) ->
     assert pod["initContainers"][0]["name"] == "copy-tools"
 
 
-def test_a_plan_that_was_made_before_keeps_its_probe() -> None:
-    resource = deployment()
-    pod = pod_of(resource, plan_of(resource).model_copy(update={"on_hang": None}))
-    assert engine_of(pod)["readinessProbe"]["httpGet"]["path"] == "/health"
-    assert "copy-tools" not in str(pod)
-
-
 def test_a_probe_of_the_user_replaces_it_and_needs_no_programs() -> None:
     probe = {"httpGet": {"path": "/health", "port": "http"}}
     pod = pod_of(deployment(podTemplate={"spec": {"containers": [{"name": "vllm", "readinessProbe": probe}]}}))

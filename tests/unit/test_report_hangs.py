@@ -37,10 +37,9 @@ def test_a_hang_is_a_condition_with_its_numbers(type: str) -> None:
     [
         ("Restart", "75 s after the hang was noticed, the engine is killed, and the container restarts"),
         ("Report", "To restart it: `kubectl delete pod vllm-a-x1 -n models`."),
-        (None, "`kubectl delete pod vllm-a-x1 -n models`."),
     ],
 )
-def test_the_message_says_what_happens_next(on_hang: str | None, expected: str) -> None:
+def test_the_message_says_what_happens_next(on_hang: str, expected: str) -> None:
     found = condition(hanging(outcome=o.outcome(plan=o.plan(on_hang=on_hang))), HUNG)
     assert found is not None
     assert expected in found.message

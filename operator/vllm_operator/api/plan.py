@@ -162,9 +162,7 @@ class Plan(Model):
     endpoint_seconds: int | None = optional(
         "Seconds between the deletion of a Pod and SIGTERM, for clients and proxies to learn of it. Default: 10.", ge=0
     )
-    on_hang: OnHang | None = optional(
-        "What the readiness probe does about an engine that hangs, besides failing. Absent if the plan was made before this check existed."
-    )
+    on_hang: OnHang = Field(default="Restart", description="What the readiness probe does about an engine that hangs, besides failing.")
     deadline_seconds: int = Field(ge=0, description="Time limit of a start, in seconds.")
     requests: PlannedRequests = Field(default_factory=PlannedRequests, description="CPU and memory that the engine container requests.")
     weights: PlannedWeights = Field(default_factory=PlannedWeights, description="Storage of downloaded weights.")
@@ -200,6 +198,12 @@ class Plan(Model):
     def device(self) -> str:
         """What each unit of the resource is, in words."""
         return "MIG slice" if self.mig_profile is not None else "GPU"
+
+    @property
+    def cache_generation(self) -> int:
+        """Generation of the caches: the number of quarantined directories before this one."""
+        value = next((part.value for part in self.cache_key_parts if part.name == "generation"), "")
+        return int(value) if value.isdecimal() else 0
 
     @property
     def mig_profile(self) -> str | None:

@@ -104,7 +104,7 @@ class CacheStatus(Model):
         "PersistentVolumeClaim of the caches, if it is not the one of the spec: `cache.claimName`, by default `NAME-cache`. Empty if "
         "`podTemplate` replaces that one by another kind of volume."
     )
-    generation: int | None = optional("Generation of the caches, raised with each quarantine.", ge=0)
+    generation: int | None = optional("Number of cache directories that were quarantined as damaged.", ge=0)
     cold_start_seconds: int | None = optional("Duration of the last cold start with this key, in seconds.", ge=0)
     warm_start_seconds: int | None = optional("Duration of the last warm start with this key, in seconds.", ge=0)
     cold_stage_seconds: StageSeconds | None = optional(

@@ -208,10 +208,13 @@ def _is_in_use(context: CacheContext, before: Plan) -> bool:
 
 
 def next_cache_generation(context: CacheContext) -> int | None:
-    """Return the generation for a new plan; None if the directory is not quarantined, or Pods, which have loaded its files, run with it."""
-    address = context.address
-    if address is None or address == context.live_address or not is_quarantined(context.claim, address.key):
+    """Return the generation for a new plan, if the directory is quarantined; otherwise None.
+
+    If another VLLMDeployment has quarantined it, Pods that run with it go on: they have loaded its files.
+    """
+    cache, address = context.resource.status.cache, context.address
+    is_own = any(entry.key == context.plan.cache_key for entry in (cache.quarantined if cache else None) or ())
+    if not is_own and (address is None or address == context.live_address or not is_quarantined(context.claim, address.key)):
         return None
-    text = next((part.value for part in context.plan.cache_key_parts if part.name == "generation"), "")
-    generation = int(text) + 1 if text.isdecimal() else 1
+    generation = context.plan.cache_generation + 1
     return generation if generation <= MOST_GENERATIONS else None

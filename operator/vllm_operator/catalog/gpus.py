@@ -112,11 +112,9 @@ class GPUs(Entry):
     """
 
     architectures: Annotated[Mapping[str, Architecture], keyed_by("name")]
-    architectures_source: str
+    sources: Mapping[str, str]
     products_by_name: Annotated[Mapping[str, Product], keyed_by("name")] = Field(alias="products")
-    products_source: str
     cards: tuple[Product, ...]
-    cards_source: str
     label_tables: tuple[LabelTable, ...] = Field(alias="labels")
     presence: Presence
 
@@ -210,13 +208,11 @@ class Images(Entry):
 
     repository: str
     variants: tuple[Variant, ...]
-    variants_source: str
+    sources: Mapping[str, str]
     other_platforms: tuple[Platform, ...]
     host_architectures: tuple[str, ...]
     drivers: Mapping[int, int]
-    drivers_source: str
     compatibility_variable: str
-    compatibility_source: str
 
     def variants_of(self, version: str) -> tuple[Variant, ...]:
         """Return the additional images of a vLLM version."""

@@ -262,14 +262,12 @@ class MemoryFacts(Entry):
     """Facts about the memory of an engine, except the model."""
 
     utilization: tuple[Value, ...]
-    utilization_source: str
+    sources: Mapping[str, str]
     engine_v0: EngineV0
     batches: tuple[Batch, ...]
-    batches_source: str
     usable_memory: UsableMemory
     context_gib: Number
     context_counted_before: Since
-    context_source: str
     non_torch: NonTorch
     activation: Activation
     model_runner_v2: ModelRunner

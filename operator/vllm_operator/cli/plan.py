@@ -80,8 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
     if isinstance(merged, Verdict):
         outcome = Outcome(VALID_SPEC, merged, None)
     else:
-        generation = (resource.status.cache.generation or 0) if resource.pinned and resource.status.cache else 0
         pinned = resource.pinned  # the difference is to the plan that the annotation `replan` would lead to
+        generation = pinned.cache_generation if pinned else None
         outcome = plan(resource, inventory, catalog, pinned=pinned, cache_generation=generation, files=files, chooses_gpu_again=True)
     if resource.pinned is not None:
         return _diff(resource, resource.pinned, outcome.fresh or outcome, catalog.version, arguments.output)

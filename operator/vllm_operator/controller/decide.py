@@ -70,7 +70,7 @@ class Decision:
 
 def decide(snapshot: Snapshot, catalog: KnownCatalog, crashes: KnownCrashes, settings: Settings) -> Decision:
     """Decide about one VLLMDeployment. `crashes` says which crashes mean that a volume is full."""
-    resource, cache, known = snapshot.resource, snapshot.resource.status.cache, catalog.current
+    resource, known = snapshot.resource, catalog.current
     if snapshot.build is not None:
         known = replace(known, versions=replace(known.versions, build=snapshot.build.table))
     known = with_results(known, resource, snapshot.revisions)
@@ -84,7 +84,7 @@ def decide(snapshot: Snapshot, catalog: KnownCatalog, crashes: KnownCrashes, set
         tools_image=settings.tools_image,
         standing=snapshot.standing,
     )
-    outcome = snapshot.unplanned or make_plan(cache_generation=(cache.generation or 0) if cache else 0)
+    outcome = snapshot.unplanned or make_plan()
     if outcome.plan is None:
         return keep_all(snapshot, outcome)
     outcome, context, manifests = _choose_directory(snapshot, outcome, outcome.plan, make_plan, settings)

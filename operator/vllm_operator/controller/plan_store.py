@@ -25,6 +25,7 @@ from vllm_operator.kube.recent import Recent
 from vllm_operator.planning.pinning import is_in_force, is_replan_requested, rollbacks_to_try, with_earlier_plan
 from vllm_operator.rendering.revision import (
     RevisionError,
+    applied_revision,
     is_recorded,
     last_served,
     number_of,
@@ -63,7 +64,12 @@ class PlanStore:
             return resource.with_pinned(latest) if is_new else resource
         try:
             plan = await self._find(resource, current)
-            return resource.with_pinned(latest if is_new and not is_in_force(plan, resource) else plan)
+            if not is_in_force(plan, resource):
+                # if the spec was reverted before the plan in between was applied, nothing that serves is replaced
+                applied = applied_revision(deployment)
+                other = latest if is_new else await self.find(resource, applied) if applied else None
+                plan = other if other is not None and is_in_force(other, resource) else plan
+            return resource.with_pinned(plan)
         except Forbidden as error:
             message = load_messages().say("revision.forbidden", verb=error.verb, resource=error.resource)
             return Verdict(ConditionStatus.UNKNOWN, Reason.PERMISSION_MISSING, message)

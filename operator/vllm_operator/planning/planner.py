@@ -49,7 +49,7 @@ def plan(
     catalog: Catalog,
     *,
     pinned: Plan | None = None,
-    cache_generation: int = 0,
+    cache_generation: int | None = None,
     files: ModelFiles = model_facts.NO_FILES,
     tools_image: str = TOOLS_IMAGE,
     standing: pinning.Standing = pinning.Standing.SETTLED,
@@ -58,14 +58,17 @@ def plan(
     """Plan one VLLMDeployment.
 
     `inventory` has the GPUs of the cluster, or why they are unknown; the current plan does not need them. `pinned` is the current plan
-    until the spec changes or a new plan is requested, which keeps its GPU if that still fits. `cache_generation` rises with each quarantine
-    of a damaged cache. `tools_image` is the operator's image, which contains its programs for Pods. `standing` is that of a plan in force:
-    if its Pods have no node, it is compared with what is free, which may replace an open one. With `chooses_gpu_again`, with a new request.
+    until the spec changes or a new plan is requested, which keeps its GPU if that still fits. `cache_generation` is that of the caches; by
+    default, that of the plan in force. `tools_image` is the operator's image, which contains its programs for Pods. `standing` is that of a
+    plan in force: if its Pods have no node, it is compared with what is free, which may replace an open one; with `chooses_gpu_again`, with
+    a new request.
     """
     in_force = pinning.is_in_force(pinned, resource)
     digest, moved = pinning.digest_of_spec(resource.spec), overrides.translate(resource)
-    if pinned is not None and resource.rolled_back_to is not None:
-        kept = pinning.with_cache_generation(pinned, moved.resource, cache_generation)
+    current = pinned.cache_generation if pinned is not None and in_force else 0
+    generation = current if cache_generation is None else cache_generation
+    kept = pinning.with_cache_generation(pinned, moved.resource, generation) if pinned is not None and in_force else None
+    if kept is not None and resource.rolled_back_to is not None:
         return pinning.outcome_of_rollback(kept, resource.rolled_back_to, catalog.gpus, by_operator=resource.is_rolled_back_by_operator)
     if isinstance(inventory, Verdict):
         fresh = Outcome(VALID_SPEC, inventory, None)
@@ -79,7 +82,7 @@ def plan(
             pinned=pinned,
             in_force=in_force,
             digest=digest,
-            cache_generation=cache_generation,
+            cache_generation=generation,
             files=files,
             tools_image=tools_image,
         )
@@ -91,9 +94,8 @@ def plan(
                 return fresh
         else:
             fresh = made.outcome()
-    if pinned is None or not in_force:
+    if kept is None:
         return fresh
-    kept = pinning.with_cache_generation(pinned, moved.resource, cache_generation)
     return pinning.keep_plan(kept, fresh, catalog.gpus, resource.preset_change, is_preset_gone=resource.is_preset_gone)
 
 

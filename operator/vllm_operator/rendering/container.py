@@ -166,21 +166,18 @@ def _words(argument: Argument) -> list[str]:
 def render_probes(plan: Plan, arguments: Iterable[str]) -> dict[str, Any]:
     """Render the three probes of the engine container. `arguments` are those of the engine."""
     flags = {word.partition("=")[0].replace("_", "-") for word in arguments}
-    scheme = "HTTPS" if plan.on_hang and not flags.isdisjoint(TLS_FLAGS) else "HTTP"
+    scheme = "HTTPS" if not flags.isdisjoint(TLS_FLAGS) else "HTTP"
 
     def probe(period: int, timeout: int, failures: int, handler: Mapping[str, Any] | None = None) -> dict[str, Any]:
         get = {"path": HEALTH_PATH, "port": PORT_NAME, **({"scheme": scheme} if scheme != "HTTP" else {})}
         return {**(handler or {"httpGet": get}), "periodSeconds": period, "timeoutSeconds": timeout, "failureThreshold": failures}
 
-    readiness = probe(5, 10, 3)
-    if plan.on_hang:
-        url = f"{scheme.lower()}://127.0.0.1:{PORT}"
-        check = tool_command(CHECK_PROGRAM, url, CHECK_STATE, HANGS_ROOT, STACKS_ROOT, plan.on_hang)
-        # the program itself decides after how many failures, and when an engine hangs
-        readiness = probe(CHECK_PERIOD_SECONDS, CHECK_PERIOD_SECONDS - 1, 1, {"exec": {"command": check}})
+    url = f"{scheme.lower()}://127.0.0.1:{PORT}"
+    check = tool_command(CHECK_PROGRAM, url, CHECK_STATE, HANGS_ROOT, STACKS_ROOT, plan.on_hang)
     return {
         "startupProbe": probe(STARTUP_PERIOD_SECONDS, 5, math.ceil(plan.deadline_seconds / STARTUP_PERIOD_SECONDS)),
-        "readinessProbe": readiness,
+        # the program itself decides after how many failures, and when an engine hangs
+        "readinessProbe": probe(CHECK_PERIOD_SECONDS, CHECK_PERIOD_SECONDS - 1, 1, {"exec": {"command": check}}),
         # An engine that fails exits. This probe is for a server that hangs. It fails after ten minutes without a response, so that it does
         # not kill a busy one.
         "livenessProbe": probe(30, 30, 20),

@@ -1,6 +1,6 @@
 """Decide when a damaged cache directory is quarantined, and when caches are not the cause of a crash.
 
-A truncated kernel file makes every start fail. The generation in the cache key is then raised: the next start fills a new directory, and
+A truncated kernel file makes every start fail. The next start then has another generation in its cache key and fills a new directory, and
 the damaged one stays for inspection.
 
 A driver that is too old can produce the same error. Caches therefore count as damaged only if they existed: the PVC records that they were
@@ -18,7 +18,7 @@ from datetime import timedelta
 
 from vllm_operator.api import labels, reading
 from vllm_operator.api.plan import Plan
-from vllm_operator.api.status import CacheStatus, QuarantinedCache
+from vllm_operator.api.status import QuarantinedCache
 from vllm_operator.caches.artifacts import FETCHED, read_fetch
 from vllm_operator.status.crashes import Crashes
 from vllm_operator.status.observation import Observation, PodFacts
@@ -37,7 +37,7 @@ class CacheDamage:
     """Whether damaged caches cause a crash."""
 
     quarantined: tuple[QuarantinedCache, ...] = ()
-    raised: bool = False  # the directory is quarantined now, which raises the generation of the next plan
+    raised: bool = False  # the directory is quarantined now
     is_quarantined: bool = False  # the directory of the plan is quarantined, now or earlier
     message: str = ""  # name of the message about it
     signature: str = ""  # the crash
@@ -66,14 +66,6 @@ def assess_cache_damage(observed: Observation, plan: Plan, crashes: Crashes) -> 
         return CacheDamage(known, message=message, signature=candidate.signature)
     entry = QuarantinedCache(key=plan.cache_key, time=reading.stamp(observed.now) or "", signature=candidate.signature)
     return CacheDamage((*known, entry)[-MAX_LISTED:], raised=True, is_quarantined=True, signature=candidate.signature)
-
-
-def next_generation(plan: Plan, previous: CacheStatus | None, damage: CacheDamage) -> int | None:
-    """Return the generation of the next plan's cache key: the generation of this plan, plus one if its directory is quarantined now."""
-    planned = next((part.value for part in plan.cache_key_parts if part.name == "generation"), "")
-    before = previous.generation if previous is not None else None
-    current = max(int(planned) if planned.isdecimal() else 0, before or 0)
-    return current + 1 if damage.raised else current or before
 
 
 def latest(observed: Observation, quarantined: tuple[QuarantinedCache, ...]) -> QuarantinedCache | None:

@@ -21,7 +21,7 @@ from vllm_operator.caches.claims import cache_claim_name, storage_of
 from vllm_operator.caches.context import ArtifactResult
 from vllm_operator.catalog.caches import CACHE_ROOT
 from vllm_operator.pods.view import Phase, place_of
-from vllm_operator.status.cache_damage import MAX_QUARANTINED, CacheDamage, latest, next_generation
+from vllm_operator.status.cache_damage import MAX_QUARANTINED, CacheDamage, latest
 from vllm_operator.status.claims import claim_verdict, one_node
 from vllm_operator.status.observation import Observation, why_no_pod
 from vllm_operator.status.progressing import pod_text
@@ -61,7 +61,7 @@ def cache_status(observed: Observation, damage: CacheDamage) -> CacheStatus | No
         key=plan.cache_key,
         state="Quarantined" if damage.is_quarantined else next_start_finds(observed, plan),
         claim_name=None if observed.claim_name == expected else observed.claim_name or "",
-        generation=next_generation(plan, previous, damage),
+        generation=((previous.generation if previous else None) or 0) + damage.raised or None,
         cold_start_seconds=seconds[0],
         warm_start_seconds=seconds[1],
         cold_stage_seconds=dict(cold_stages) or None,
