@@ -11,7 +11,7 @@ async def test_gpus_and_slices_of_a_node_are_told_apart() -> None:
     found = await CHECKS["GPU nodes"](cluster, "models")
     assert {result for result, _ in found} == {OK}
     assert [said.partition(": ")[2] for _, said in found] == [
-        "NVIDIA-H100-80GB-HBM3 1g.10gb",
-        "NVIDIA-H100-80GB-HBM3 2g.20gb",
-        "NVIDIA-H100-80GB-HBM3 3g.40gb",
+        "MIG slice 1g.10gb of NVIDIA-H100-80GB-HBM3",
+        "MIG slice 2g.20gb of NVIDIA-H100-80GB-HBM3",
+        "MIG slice 3g.40gb of NVIDIA-H100-80GB-HBM3",
     ]

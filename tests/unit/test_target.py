@@ -122,7 +122,7 @@ def test_a_slice_by_profile_under_both_strategies() -> None:
     assert requirements(request, real_node("h100-mig-single"))["nvidia.com/gpu.product"] == ("In", ["NVIDIA-H100-80GB-HBM3-MIG-1g.10gb"])
     mixed = made(request, real_node("h100-mig-mixed"))
     assert (mixed.resource, mixed.product) == ("nvidia.com/mig-1g.10gb", "NVIDIA-H100-80GB-HBM3")
-    assert single.gpu == mixed.gpu == "NVIDIA-H100-80GB-HBM3 (MIG 1g.10gb)", "a list does not show a slice as a whole GPU"
+    assert single.gpu == mixed.gpu == "MIG slice 1g.10gb of NVIDIA-H100-80GB-HBM3", "a list does not show a slice as a whole GPU"
 
 
 def test_the_smallest_slice_on_which_the_model_fits_needs_no_request() -> None:
@@ -191,7 +191,7 @@ def test_where_only_whole_gpus_are_allowed_slices_are_named() -> None:
     reason, message = refusal(request, real_node("h100-mig-single"), real_node("h100-mig-mixed"))
     assert reason == "NoMatchingGPU"
     assert "Each replica needs 1 whole GPU, and no node has one." in message
-    assert "56x 1g.10gb MIG slices of NVIDIA H100 80GB (sm_90)" in message
+    assert "MIG slices 56x 1g.10gb of NVIDIA H100 80GB (sm_90)" in message
     assert "Remove spec.accelerator.mig to use MIG slices too, or disable MIG on a node." in message
     _, message = refusal(deployment(accelerator={"products": ["NVIDIA-H100-80GB-HBM3"]}), real_node("h100-mig-mixed"))
     assert "(spec.accelerator.mig.profile: 2g.20gb)" in message  # the smallest on which the model fits

@@ -213,5 +213,10 @@ class Plan(Model):
     @property
     def gpu(self) -> str | None:
         """Product of the GPU, or else its architecture, with the profile of MIG slices; None if both are unknown."""
-        name, profile = self.product or self.architecture, self.mig_profile
-        return f"{name} (MIG {profile})" if name and profile else name
+        name = self.product or self.architecture
+        return gpu_name(name, self.mig_profile) if name else None
+
+
+def gpu_name(name: str, profile: str | None, number: int = 1) -> str:
+    """Name a GPU or a MIG slice of it. `name` is the product or the title of the GPU."""
+    return f"MIG slice{'s' * (number != 1)} {profile} of {name}" if profile else name

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PlainSerializer, PlainValidator, StrictBool, StrictInt
 
+from vllm_operator.api.plan import gpu_name
 from vllm_operator.catalog.entry import Entry, Expression, Sourced, Specifiers, keyed_by, load_file, read_text
 
 NAME_LIMIT = 512
@@ -138,11 +139,11 @@ class GPUs(Entry):
         """Return the position of an architecture in the order of preference; unknown ones come last."""
         return next((rank for rank, name in enumerate(self.architectures) if name == architecture), len(self.architectures))
 
-    def title(self, product: str | None, architecture: str | None) -> str:
-        """Return a GPU's display name: "NVIDIA H200 141GB (sm_90)"."""
+    def title(self, product: str | None, architecture: str | None, profile: str | None = None) -> str:
+        """Return a GPU's display name: "NVIDIA H200 141GB (sm_90)", with a profile that of its MIG slices."""
         known = self.product(product)
         name = f"NVIDIA {known.title}" if known is not None else re.sub("[-_]", " ", product or "GPU")
-        return f"{name} ({architecture})" if architecture else f"{name} of unknown architecture"
+        return gpu_name(f"{name} ({architecture})" if architecture else f"{name} of unknown architecture", profile)
 
 
 @cache

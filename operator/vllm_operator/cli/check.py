@@ -13,6 +13,7 @@ from itertools import product
 from vllm_operator import __version__
 from vllm_operator.api.crd import custom_resource_definition, preset_definition
 from vllm_operator.api.labels import GROUP, PLURAL
+from vllm_operator.api.plan import gpu_name
 from vllm_operator.api.reading import Manifest, integer, mapping, moment, named, objects, sequence, text
 from vllm_operator.api.spec import PRESET_PLURALS
 from vllm_operator.catalog.gpus import load_gpus
@@ -159,7 +160,7 @@ async def _storage(client: ClusterClient, _: str) -> Findings:
 async def _nodes(client: ClusterClient, _: str) -> Findings:
     nodes, found = [node for node in await client.find(kube.NODE, cached=True) if has_gpu_sign(node)], []
     for pool in read_inventory(nodes, await find_if_there(client, kube.RESOURCE_SLICE), load_gpus()).pools:
-        gpu = " ".join(filter(None, (pool.product or pool.architecture, pool.mig_profile)))
+        gpu = gpu_name(pool.product or pool.architecture or "", pool.mig_profile)
         problem = " and ".join(pool.problems) or ("" if pool.architecture else "no label names the GPU: install GPU Feature Discovery")
         found.append((TO_DO if problem else OK, f"{few(pool.nodes, 3)}: {problem or gpu}"))
     return found or [(TO_DO, "No node has an NVIDIA GPU. Install the NVIDIA GPU Operator, or its device plugin and GPU Feature Discovery")]

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vllm_operator.api.plan import gpu_name
 from vllm_operator.api.reading import named, text
 from vllm_operator.catalog.gpus import GPUs, load_gpus
 from vllm_operator.cli.inputs import print_as
@@ -161,7 +162,7 @@ def _totals(rows: Sequence[Mapping[str, Any]]) -> list[Line]:
     plugged = {row["node"] for row in rows if not row["claims"]}  # a device plugin and ResourceSlices may offer the same GPUs
     for row in rows:
         if not (row["claims"] and row["node"] in plugged):
-            found[row["gpu"] + (f", {row['migProfile']}" if row["migProfile"] else "")].append(row)
+            found[gpu_name(row["gpu"], row["migProfile"])].append(row)
     lines = []
     for kind, same in sorted(found.items()):
         total, lost = sum(row["total"] for row in same), sum(row["total"] for row in same if row["unavailable"])

@@ -297,8 +297,7 @@ def _plan_lines(made: Plan, catalog: Catalog) -> list[str]:
 
 
 def _device(made: Plan, catalog: Catalog) -> str:
-    title = catalog.gpus.title(made.product, made.architecture)
-    name = f"MIG slice {made.mig_profile} of {title}" if made.mig_profile else title
+    name = catalog.gpus.title(made.product, made.architecture, made.mig_profile)
     shared = f", shared by {made.time_slices} Pods" if made.time_slices else ""
     return name + shared + (f", {made.memory_mebibytes} MiB each," if made.memory_mebibytes else "")
 

@@ -209,7 +209,7 @@ def _with_room(snapshot: Snapshot, context: CacheContext, catalog: Catalog) -> C
         context = replace(context, is_rollout=serving != new, new_revision=new, serving_revision=serving, gate_record_text=record)
     if snapshot.devices is None:
         return context
-    kind = f"MIG slice {planned.mig_profile}" if planned.mig_profile else catalog.gpus.title(planned.product, planned.architecture)
+    kind = catalog.gpus.title(planned.product, planned.architecture, planned.mig_profile)
     context = replace(context, device=kind, room=_find_room(context, snapshot.devices, catalog))
     return replace(context, hold=find_hold(context))
 

@@ -162,7 +162,7 @@ def find_additions(child: Manifest, desired: Manifest) -> tuple[str, ...]:
         if entry.get("manager") != labels.FIELD_MANAGER and not entry.get("subresource") and isinstance(theirs, Mapping):
             pointers |= dict.fromkeys(_additions(theirs, desired.get("spec"), child.get("spec"), "/spec"))
     # Items of a list are removed from its end, so that the other indexes stay valid.
-    return tuple(sorted(pointers, key=_removal_order, reverse=True))
+    return tuple(sorted(pointers, key=lambda it: [(part.isdigit(), len(part), part) for part in it.split("/")], reverse=True))
 
 
 def is_scaled(child: Manifest) -> bool:
@@ -249,7 +249,3 @@ def _is_kept(desired: Any, live: Any) -> bool:
 def _name_of(name: str, place: Any) -> str:
     """Return the name of an item for messages: containers by their names instead of their numbers."""
     return str(place) if name.startswith("f:") else "/".join(map(str, _parse(name[2:]).values())) if name[0] == "k" else name[2:]
-
-
-def _removal_order(pointer: str) -> tuple[tuple[int, int, str], ...]:
-    return tuple((1, int(part), "") if part.isdigit() else (0, 0, part) for part in pointer.split("/"))

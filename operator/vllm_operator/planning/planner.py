@@ -29,7 +29,7 @@ from vllm_operator.planning.engine.backends import BackendDecision, choose_backe
 from vllm_operator.planning.engine.rule_input import describe_rule_input
 from vllm_operator.planning.outcome import FreeGPUs, Outcome, not_accepted, summarize
 from vllm_operator.planning.placement import explanations, fitting, groups, targets
-from vllm_operator.planning.placement.policy import Ranking, describe_candidates, free_products, gpu_name, kind_of
+from vllm_operator.planning.placement.policy import Ranking, describe_candidates, free_products, kind_of, pool_name
 from vllm_operator.planning.placement.shortage import explain
 from vllm_operator.planning.placement.targets import Candidate, Rank, Rejection, Request
 from vllm_operator.planning.pod_template import SpecError, check_containers, check_pod_template, run_as_user, tolerations_of
@@ -174,8 +174,8 @@ class _FreshPlan:
             return replace(self.outcome(), free=around)
         if not (is_better and is_open):
             return replace(anew._made(choice), free=around)
-        before, when = self.catalog.gpus.title(pinned.product, pinned.architecture), explanations.time_of(inventory)
-        enough, after = "enough" if target.rank is Rank.FREE else "some", gpu_name(target.title, target.pool)
+        before, when = self.catalog.gpus.title(pinned.product, pinned.architecture, pinned.mig_profile), explanations.time_of(inventory)
+        enough, after = "enough" if target.rank is Rank.FREE else "some", pool_name(target.title, target.pool)
         return anew._made(choice, say("choice.again", before=before, when=when, enough=enough, after=after))
 
     @property

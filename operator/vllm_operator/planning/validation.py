@@ -54,7 +54,8 @@ def _check(value: Any, schema: Mapping[str, Any], path: str) -> Iterator[str]:
     """Yield the errors of a value and, if it has the right type, of its content. Rules are evaluated only if both are valid."""
     kind = schema.get("type")
     if kind is not None and (not isinstance(value, TYPES[kind]) or (isinstance(value, bool) and kind != "boolean")):
-        yield f"{path}: Invalid value: {_type_of(value)!r}: must be of type {kind}{_hint(value, kind)}"
+        given = next((name for name, types in TYPES.items() if type(value) in types), "null" if value is None else "object")
+        yield f"{path}: Invalid value: {given!r}: must be of type {kind}{_hint(value, kind)}"
         return
     found = list(_check_bounds(value, schema, path))
     if isinstance(value, Mapping):
@@ -123,10 +124,6 @@ def _check_rules(value: Any, schema: Mapping[str, Any], path: str) -> Iterator[s
         if not holds(rule["rule"], subject):
             shown = f"Invalid value: {value!r}: " if isinstance(value, str) else "Invalid value: "
             yield f"{path}{rule.get('fieldPath', '')}: {shown}{rule['message']}".lstrip(": ")
-
-
-def _type_of(value: Any) -> str:
-    return next((name for name, types in TYPES.items() if type(value) in types), "null" if value is None else "object")
 
 
 def _hint(value: Any, kind: str) -> str:

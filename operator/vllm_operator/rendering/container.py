@@ -42,6 +42,8 @@ LOG_ENVIRONMENT = (
     EnvironmentVariable(name="PYTHONUNBUFFERED", value="1"),
 )
 """Variables that make the progress of a start visible in its log."""
+ADDRESS = EnvironmentVariable(name="VLLM_HOST_IP", value_from={"fieldRef": {"fieldPath": "status.podIP"}})
+"""The address that an engine tells the other nodes; by default, it guesses one."""
 HEALTH_PATH = "/health"
 CHECK_STATE = "/tmp/.vllm-operator-engine"
 """File in which the readiness probe keeps its state."""
@@ -53,7 +55,7 @@ STARTUP_PERIOD_SECONDS = 5
 def render_container(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
     """Render the engine container."""
     engine = resource.spec.engine
-    arguments = render_arguments(plan.args, passed_arguments(engine))
+    arguments, own = render_arguments(plan.args, passed_arguments(engine)), [ADDRESS] if plan.nodes else []
     # API servers before 1.30 drop the field `sleep` of a hook
     hook = {"exec": {"command": ["sleep", str(plan.endpoint_seconds or ENDPOINT_SECONDS)]}}
     return {
@@ -61,7 +63,7 @@ def render_container(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
         "image": plan.image,
         "command": ["vllm", "serve", plan.model],
         **({"args": arguments} if arguments else {}),
-        "env": render_environment([*plan.env, *LOG_ENVIRONMENT, *_address(plan), *_credentials(resource)], (engine and engine.env) or ()),
+        "env": render_environment([*plan.env, *LOG_ENVIRONMENT, *own, *_credentials(resource)], (engine and engine.env) or ()),
         "ports": [{"name": PORT_NAME, "containerPort": PORT, "protocol": "TCP"}],
         "resources": _resources(resource, plan),
         **render_probes(plan, arguments),
@@ -129,12 +131,6 @@ def _resources(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
 def _rdma(resource: VLLMDeployment, plan: Plan) -> dict[str, str]:
     network = resource.spec.network
     return {network.rdma_resource: str(network.rdma_count or 1)} if plan.nodes and network and network.rdma_resource else {}
-
-
-def _address(plan: Plan) -> Iterator[EnvironmentVariable]:
-    """Return the variable with the address that an engine tells the other nodes; by default, it guesses one."""
-    if plan.nodes:
-        yield EnvironmentVariable(name="VLLM_HOST_IP", value_from={"fieldRef": {"fieldPath": "status.podIP"}})
 
 
 def _credentials(resource: VLLMDeployment) -> Iterator[EnvironmentVariable]:

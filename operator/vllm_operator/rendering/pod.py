@@ -261,17 +261,14 @@ def _without_empty_parts(template: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merge_object(ours: Mapping[str, Any], theirs: Mapping[str, Any], rules: MergeRules) -> dict[str, Any]:
-    merged = {name: value for name, value in ours.items() if not _is_replaced_handler(name, theirs)}
+    replaced = HANDLERS if any(theirs.get(handler) is not None for handler in HANDLERS) else ()
+    merged = {name: value for name, value in ours.items() if name not in replaced or name in theirs}
     for name, value in theirs.items():
         if value is None:
             merged.pop(name, None)
         else:
             merged[name] = _merge_field(name, merged.get(name), value, rules)
     return merged
-
-
-def _is_replaced_handler(name: str, theirs: Mapping[str, Any]) -> bool:
-    return name in HANDLERS and name not in theirs and any(theirs.get(handler) is not None for handler in HANDLERS)
 
 
 def _merge_field(name: str, ours: Any, theirs: Any, rules: MergeRules) -> Any:

@@ -7,10 +7,9 @@ A start is stalled if it shows no sign of progress for too long. A log line, a n
 `spec.startup.stallTimeoutSeconds`, or the time for which the current stage is known to be silent if that is longer, because FlashInfer
 compiles for minutes without a log line. CPU use proves nothing: processes that wait for each other (NCCL, shared memory) use CPU too.
 
-The number of requests of a draining Pod is in its log: vLLM writes a line with the running and waiting requests every 10 s while it is not
-idle, in all versions from 0.11.0 to 0.33.0 (vllm/v1/metrics/loggers.py). The HTTP server cannot be asked: from 0.18 to 0.26 it accepts no
-connections while it drains (vllm/entrypoints/launcher.py), a NetworkPolicy may exclude the operator, and the permission for requests
-through the API server (`pods/proxy`) would allow requests to every Pod.
+The number of requests of a draining Pod is in its log: vLLM 0.11.0 to 0.33.0 writes the running and waiting ones every 10 s while it is not
+idle (vllm/v1/metrics/loggers.py). Its HTTP server cannot be asked: from 0.18 to 0.26 it accepts no connections while it drains
+(vllm/entrypoints/launcher.py), and a NetworkPolicy may exclude the operator.
 """
 
 import re

@@ -285,13 +285,12 @@ def pack(
     machine: str,
     mounts: list[dict[str, Any]],
     secrets: tuple[bytes, ...] = (),
-    mounted_at: str = "/cache",
 ) -> Packed:
     """Write the layer of an artifact to a file, and return its description. Raises ArtifactError: Changing, SecretsFound or Empty."""
     files = [entry for entry in inventory if not entry.is_folder]
     if not files:
         raise ArtifactError("Empty", "The directory has no caches.")
-    all_labels, index = describe(inventory, root=mounted_at, labels=labels, architecture=architecture, mounts=mounts)
+    all_labels, index = describe(inventory, root="/cache", labels=labels, architecture=architecture, mounts=mounts)
     with artifact.opened_root(root) as top:
         digest, size, plain = write_layer(top, inventory, file, index=index, secrets=secrets)
     config = artifact.describe_image(all_labels, plain_digest=plain, machine=machine)

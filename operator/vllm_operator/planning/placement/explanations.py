@@ -14,13 +14,12 @@ from vllm_operator.catalog.notes import Note, Severity, note, say
 from vllm_operator.catalog.versions import normalize_flag
 from vllm_operator.inventory.pools import Inventory
 from vllm_operator.planning.placement.fitting import UTILIZATION_FLAG, Headroom, Sizing, longest_context
-from vllm_operator.planning.placement.policy import Ranking, gpu_name, group_of, kind_of, product_label
+from vllm_operator.planning.placement.policy import Ranking, group_of, kind_of, pool_name, product_label
 from vllm_operator.planning.placement.targets import WAITS, Candidate
 from vllm_operator.sizing.engine import GIB
 from vllm_operator.sizing.model_facts import model_name
 from vllm_operator.sizing.parallelism import ParallelShape, allowed
 from vllm_operator.sizing.resolve import resolve_model
-from vllm_operator.text.wording import count as counted
 
 MODEL_NAME_LIMIT = 63
 """Maximum characters of a model name in a message."""
@@ -35,7 +34,7 @@ def short_name(resource: VLLMDeployment) -> str:
 
 def notes_about_size(chosen: Candidate, sizing: Sizing, name: str, *, sized: bool) -> list[Note]:
     """Return notes about the GPU and the size of the model `name`. `sized`: whether the operator chose the number of GPUs."""
-    result, title, count, parallel = chosen.result, chosen.title, chosen.shape.count, chosen.shape.parallel
+    result, title, count, parallel = chosen.result, pool_name(chosen.title, chosen.pool), chosen.shape.count, chosen.shape.parallel
     model, options, made = sizing.model, sizing.options, chosen.result.made
     notes = []
     if sized and count > 1 and chosen.shape.nodes == 1 and made.weights is not None and result.headroom is not Headroom.FEW:
@@ -61,7 +60,7 @@ def notes_about_size(chosen: Candidate, sizing: Sizing, name: str, *, sized: boo
         notes.append(note("size.unified", title=title, share=share, less=less))
     if result.length is not None:
         own = model.shape.max_length if model else None
-        notes.append(note("size.shortened", own=own, title=title, gpus=counted(count, "GPU"), length=result.length))
+        notes.append(note("size.shortened", own=own, devices=devices(chosen), length=result.length))
     match result.headroom:
         case Headroom.FEW:
             held, length, wanted = result.held or 0, sizing.request_length, sizing.concurrency
@@ -125,11 +124,9 @@ def explain_concurrency(resource: VLLMDeployment, best: Candidate, sizing: Sizin
 
 def devices(candidate: Candidate) -> str:
     """Return the GPUs or MIG slices of a replica, in words."""
-    count, title, pool = candidate.shape.count, candidate.title, candidate.pool
-    shared = f" shared by {pool.time_slices} Pods" if pool.time_slices is not None else ""
-    what = f"{count} {title}" if pool.mig_profile is None else f"{counted(count, 'MIG slice')} {pool.mig_profile} of {title}"
-    what = f"{candidate.shape.nodes} nodes with {what} each" if candidate.shape.nodes > 1 else what
-    return f"{what}{shared}"
+    shape = candidate.shape
+    what = f"{shape.count} {pool_name(candidate.title, candidate.pool, shape.count)}"
+    return f"{shape.nodes} nodes with {what} each" if shape.nodes > 1 else what
 
 
 def _nearest(others: Iterable[Candidate]) -> list[Candidate]:
@@ -264,9 +261,9 @@ def _about_capacity(chosen: Candidate, compared: Sequence[Candidate], ranking: R
     shortage = _shortage(first, replicas)
     if chosen.pool.provider is not None:
         return [note("choice.added-node", shortage=shortage, when=when, provider=chosen.pool.provider)]
-    name, product = gpu_name(first.title, first.pool), product_label(first.pool)
+    name, product = pool_name(first.title, first.pool), product_label(first.pool)
     wait = say("choice.to-wait", name=name, product=product) if product is not None else ""
-    return [note("choice.not-free", shortage=shortage, when=when, instead=gpu_name(chosen.title, chosen.pool), wait=wait)]
+    return [note("choice.not-free", shortage=shortage, when=when, instead=pool_name(chosen.title, chosen.pool), wait=wait)]
 
 
 def _passed_over(chosen: Candidate, compared: Sequence[Candidate], ranking: Ranking) -> Candidate | None:
@@ -282,7 +279,7 @@ def _passed_over(chosen: Candidate, compared: Sequence[Candidate], ranking: Rank
 
 
 def _shortage(candidate: Candidate, replicas: int) -> str:
-    count, free, name = candidate.shape.count, candidate.free or 0, gpu_name(candidate.title, candidate.pool)
+    count, free, name = candidate.shape.count, candidate.free or 0, pool_name(candidate.title, candidate.pool)
     if free:
         return f"{name} was free for only {free} of {replicas} replicas"
     return f"no node had {count} free {name}" if count > 1 else f"no {name} was free"

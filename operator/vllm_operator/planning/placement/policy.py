@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from vllm_operator.api.plan import GPUCandidate
+from vllm_operator.api.plan import GPUCandidate, gpu_name
 from vllm_operator.api.spec import AcceleratorSpec
 from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.inventory.pools import Pool
@@ -185,11 +185,11 @@ def describe_candidates(
 
     listed: dict[tuple[str, str], GPUCandidate] = {}
     for each in sorted(by_kind.values(), key=place):
-        gpu, verdict = f"{each.shape.count} x {gpu_name(each.title, each.pool)}"[:TEXT_LIMIT], ranking.why(each, chosen)[:TEXT_LIMIT]
+        gpu, verdict = f"{each.shape.count} x {pool_name(each.title, each.pool)}"[:TEXT_LIMIT], ranking.why(each, chosen)[:TEXT_LIMIT]
         listed[gpu, verdict] = GPUCandidate(gpu=gpu, count=each.shape.count, verdict=verdict)
-    names = {gpu_name(each.title, each.pool) for each in by_kind.values()}
+    names = {pool_name(each.title, each.pool) for each in by_kind.values()}
     for rejection in sorted(rejections, key=lambda each: (-each.nearness, each.pool.nodes, each.pool.resource)):
-        gpu = gpu_name(ranking.gpus.title(rejection.pool.product, rejection.pool.architecture), rejection.pool)
+        gpu = pool_name(ranking.gpus.title(rejection.pool.product, rejection.pool.architecture), rejection.pool)
         if gpu not in names:
             names.add(gpu)
             verdict = rejection.text[:TEXT_LIMIT]
@@ -208,8 +208,8 @@ def group_of(headroom: Headroom) -> int:
     return next((place for place, headrooms in enumerate(USEFUL) if headroom in headrooms), len(USEFUL))
 
 
-def gpu_name(title: str, pool: Pool) -> str:
+def pool_name(title: str, pool: Pool, number: int = 1) -> str:
     """Return the name of a GPU, MIG slice or shared GPU in messages."""
-    name = f"{pool.mig_profile} of {title}" if pool.mig_profile else title
+    name = gpu_name(title, pool.mig_profile, number)
     pods = f"{pool.time_slices} Pods" if pool.time_slices else "Pods"
     return f"{name}, shared by {pods}" if pool.shared else name

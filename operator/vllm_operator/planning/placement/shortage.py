@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Sequence
 
 from vllm_operator.api.labels import ARCHITECTURE_LABEL
+from vllm_operator.api.plan import gpu_name
 from vllm_operator.api.spec import AcceleratorSpec
 from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.catalog.notes import say
@@ -52,7 +53,7 @@ def kinds_of_nodes(pools: Sequence[Pool], gpus: GPUs, nearest: Pool | None = Non
         devices.setdefault((pool.nodes, kind, pool.mig_profile is not None), []).append(f"{amount}{pool.mig_profile or ''}")
     nodes: dict[str, set[str]] = {}
     for (names, kind, sliced), amounts in devices.items():
-        nodes.setdefault(f"{' + '.join(amounts)} MIG slices of {kind}" if sliced else f"{amounts[0]}{kind}", set()).update(names)
+        nodes.setdefault(gpu_name(kind, " + ".join(amounts), 2) if sliced else f"{amounts[0]}{kind}", set()).update(names)
     mine = set(nearest.nodes) if nearest else set()
     ordered = sorted(nodes.items(), key=lambda item: (not mine & item[1], -len(item[1]), item[0]))
     return [f"{counted(len(names), 'node')} with {kind}" for kind, names in ordered]
