@@ -11,10 +11,10 @@ from support.fleet import Fleet
 from support.gpus import real_node
 from support.operators import KEY, Bench, llama
 from vllm_operator.api import labels
-from vllm_operator.api.labels import PLAN_ANNOTATION, REPLAN_ANNOTATION
+from vllm_operator.api.labels import API_VERSION, PLAN_ANNOTATION, REPLAN_ANNOTATION
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.controller.plan_store import OLD_REVISIONS
-from vllm_operator.kube.client import DEPLOYMENT, REVISION, VLLM_DEPLOYMENT, Forbidden, Unavailable
+from vllm_operator.kube.client import DEPLOYMENT, PRESET, REVISION, VLLM_DEPLOYMENT, Forbidden, Unavailable
 from vllm_operator.planning.pinning import planned_fields
 from vllm_operator.rendering.revision import RevisionError, applied_revision, read_revision, render_revision, revision_name
 
@@ -348,16 +348,16 @@ async def test_the_deployment_of_an_orphan_gets_the_plan_of_the_new_object(bench
 # ---- rollouts that are held back, and plans that cannot be stored
 
 
-async def serve_two(fleet: Fleet) -> None:
-    await fleet.serve(replicas=2, **PUBLISHING)
+async def serve_two(fleet: Fleet, **spec: Any) -> None:
+    await fleet.serve(replicas=2, **PUBLISHING, **spec)
     for _ in range(2):
         fleet.ready(fleet.start())
     await fleet.settle()
 
 
-async def hold_back(bench: Bench, fleet: Fleet) -> None:
+async def hold_back(bench: Bench, fleet: Fleet, **spec: Any) -> None:
     """An object that serves gets another image. Its rollout is held back."""
-    await serve_two(fleet)
+    await serve_two(fleet, **spec)
     await fleet.change(engine={"version": "0.24.0"})
     assert applied(bench) != in_force(bench)
 
@@ -371,8 +371,15 @@ async def test_a_plan_whose_rollout_is_held_back_is_found_again(bench: Bench, fl
     assert in_force(bench) == names(bench)[1]
 
 
-async def test_a_reverted_spec_keeps_what_serves_although_a_new_plan_for_it_would_differ(bench: Bench, fleet: Fleet) -> None:
-    await hold_back(bench, fleet)
+@pytest.mark.parametrize("spec", [{}, {"presetRef": {"name": "shared"}}], ids=["an object", "an object with a preset"])
+async def test_a_reverted_spec_keeps_what_serves_although_a_new_plan_for_it_would_differ(
+    bench: Bench, fleet: Fleet, spec: dict[str, Any]
+) -> None:
+    preset = {"engine": {"args": [{"name": "seed", "value": "7"}]}}
+    bench.cluster.put(
+        {"apiVersion": API_VERSION, "kind": PRESET.kind, "metadata": {"name": "shared", "namespace": "default"}, "spec": preset}
+    )
+    await hold_back(bench, fleet, **spec)
     serving, template = applied(bench), bench.deployment()["spec"]["template"]
     bench.tools_image = "registry.example/vllm-operator:next"
     await restart(bench)

@@ -64,7 +64,6 @@ def plan_cache_actions(
         record |= cleanings.record_attempt(context, need.doomed)
     if context.address is not None:
         record |= usage_record(context.claim, context.address.key, context.now)
-    cleaning = cleanings.describe_cleaning(context, full)
     publication, publishing = plan_publication(context, caches)
     rechecks = [priming.activity.recheck_seconds, publication.recheck_seconds if publication else None]
     rechecks += [RECHECK_SECONDS] if context.hold is not None or priming.activity.limit is not None else []
@@ -77,7 +76,7 @@ def plan_cache_actions(
         recheck_seconds=min((seconds for seconds in rechecks if seconds is not None), default=None),
         claim_note=" ".join(filter(None, (note, failures))) or None,
         moved_to=digest_of_moved_tag(context),
-        cleaning=cleaning,
+        cleaning=cleanings.describe_cleaning(context, full),
     )
     applied = apply_priming(fitted, priming, context, caches)
     if gate is not None and gate.run_name:

@@ -216,5 +216,4 @@ def next_cache_generation(context: CacheContext) -> int | None:
     is_own = any(entry.key == context.plan.cache_key for entry in (cache.quarantined if cache else None) or ())
     if not is_own and (address is None or address == context.live_address or not is_quarantined(context.claim, address.key)):
         return None
-    generation = context.plan.cache_generation + 1
-    return generation if generation <= MOST_GENERATIONS else None
+    return context.plan.cache_generation + 1 if context.plan.cache_generation < MOST_GENERATIONS else None

@@ -23,6 +23,7 @@ from vllm_operator.controller.apply import annotate
 from vllm_operator.kube.client import REVISION, ClusterClient, Conflict, Forbidden, Invalid, Manifest, NotFound
 from vllm_operator.kube.recent import Recent
 from vllm_operator.planning.pinning import is_in_force, is_replan_requested, rollbacks_to_try, with_earlier_plan
+from vllm_operator.planning.presets import with_planned_preset
 from vllm_operator.rendering.revision import (
     RevisionError,
     applied_revision,
@@ -50,26 +51,20 @@ class PlanStore:
     client: ClusterClient
     count: Callable[[str, str], None]
     _plans: Recent[Plan] = field(default_factory=lambda: Recent(MAX_PLANS))
-    _latest: Recent[Plan] = field(default_factory=lambda: Recent(MAX_PLANS))
-    """By uid of the VLLMDeployment: the plan that was persisted last, for the one reconciliation until the status names it."""
 
     async def read(self, resource: VLLMDeployment, deployment: Manifest | None) -> VLLMDeployment | Verdict:
         """Return the object with its current plan if it has one, or a verdict why that plan cannot be used. Raises ClusterError.
 
         An unusable plan is replaced only if no engine runs, so that there is no `deployment`, or if a new plan is requested.
         """
-        current, latest = resource.status.revision, self._latest.get(resource.metadata.uid)
-        is_new = latest is not None and is_in_force(latest, resource)
-        if current is None:
-            return resource.with_pinned(latest) if is_new else resource
+        current, applied = resource.status.revision, applied_revision(deployment)
         try:
-            plan = await self._find(resource, current)
-            if not is_in_force(plan, resource):
-                # if the spec was reverted before the plan in between was applied, nothing that serves is replaced
-                applied = applied_revision(deployment)
-                other = latest if is_new else await self.find(resource, applied) if applied else None
-                plan = other if other is not None and is_in_force(other, resource) else plan
-            return resource.with_pinned(plan)
+            plan = await self._find(resource, current) if current is not None else None
+            if applied and not _is_for(plan, resource):
+                # the status was not written since, or the spec was reverted before the plan in between was applied
+                other = await self.find(resource, applied)
+                plan = other if _is_for(other, resource) else plan
+            return resource.with_pinned(plan) if plan is not None else resource
         except Forbidden as error:
             message = load_messages().say("revision.forbidden", verb=error.verb, resource=error.resource)
             return Verdict(ConditionStatus.UNKNOWN, Reason.PERMISSION_MISSING, message)
@@ -112,7 +107,6 @@ class PlanStore:
             if name not in existing and (refusal := await self._create(resource, revision)) is not None:
                 return refusal
         self._plans.put((uid, name), plan)
-        self._latest.put(uid, plan)
         return name
 
     async def record(self, revision: Manifest, *reached: str, now: datetime) -> None:
@@ -176,6 +170,11 @@ class PlanStore:
             return _refused(name, str(error))
         self.count("create", REVISION.kind)
         return None
+
+
+def _is_for(plan: Plan | None, resource: VLLMDeployment) -> bool:
+    merged = with_planned_preset(resource, plan) if plan is not None else resource
+    return is_in_force(plan, merged if isinstance(merged, VLLMDeployment) else resource)
 
 
 def _refused(name: str, why: str) -> Verdict:

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from vllm_operator.api.conditions import FALSE, Reason, Verdict
 from vllm_operator.api.labels import API_VERSION, CONTAINER, GROUP, KIND
 from vllm_operator.api.operation import PresetReference
-from vllm_operator.api.plan import PlannedPreset
+from vllm_operator.api.plan import Plan, PlannedPreset
 from vllm_operator.api.reading import mapping, objects, sequence
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import PRESET_PLURALS, EngineSpec, PresetSpec, VLLMDeploymentSpec
@@ -143,21 +143,25 @@ def _merge_list(
     return [*merged, *given.values()]
 
 
+def with_planned_preset(resource: VLLMDeployment, plan: Plan) -> VLLMDeployment | Verdict:
+    """Merge the preset into the spec, as it was when a plan was made; or return why not."""
+    reference, preset = resource.spec.preset_ref, plan.preset
+    return resource if reference is None or preset is None else _merged(resource, reference, preset.spec)
+
+
 def with_preset(resource: VLLMDeployment, found: Mapping[str, Any] | Verdict) -> VLLMDeployment | Verdict:
     """Merge the preset that an object names into its spec, or return why not. `found` is its current spec, or why it is unknown."""
     reference, pinned = resource.spec.preset_ref, resource.pinned
     if reference is None:
         return resource
     if pinned is not None:
-        kept = _merged(resource, reference, pinned.preset.spec) if pinned.preset is not None else resource
+        kept = with_planned_preset(resource, pinned)
         if is_in_force(pinned, kept if isinstance(kept, VLLMDeployment) else resource):
             if isinstance(kept, Verdict):
                 return kept
             changes = {"preset_change": _change(resource, kept, found), "is_preset_gone": isinstance(found, Verdict) and _is_gone(found)}
             return kept.model_copy(update=changes)
-    if isinstance(found, Verdict):
-        return found
-    return with_current_preset(resource, reference, found)
+    return found if isinstance(found, Verdict) else with_current_preset(resource, reference, found)
 
 
 def with_current_preset(resource: VLLMDeployment, reference: PresetReference, found: Mapping[str, Any]) -> VLLMDeployment | Verdict:
