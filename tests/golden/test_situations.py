@@ -155,6 +155,17 @@ async def rank_waits(fleet: Fleet) -> None:
     await fleet.settle()
 
 
+async def pod_waits_for_its_predecessor(fleet: Fleet) -> None:
+    await fleet.serve(parallelism={"tensor": 8}, cache={"priming": "Never"})
+    old = fleet.start(node="node-1")
+    fleet.ready(old)
+    await fleet.settle()
+    await fleet.change(engine={"version": "0.24.0"})
+    fleet.bench.cluster.edit(POD, "default", old, {"metadata": {"deletionTimestamp": "2026-11-21T12:01:20Z"}})
+    fleet.unschedulable(fleet.start(node="node-1"))
+    await fleet.settle()
+
+
 SITUATIONS: dict[str, Callable[[Fleet], Awaitable[None]]] = {
     "gate-measures": measured,
     "gate-holds": held_by_the_gate,
@@ -166,6 +177,7 @@ SITUATIONS: dict[str, Callable[[Fleet], Awaitable[None]]] = {
     "weights-are-downloaded": weights_are_downloaded,
     "weights-volume-too-small": volume_of_weights_is_too_small,
     "history-with-rollback": rolled_back,
+    "pod-waits-for-its-predecessor": pod_waits_for_its_predecessor,
     "rank-waits": rank_waits,
 }
 """How each comes about."""

@@ -106,3 +106,25 @@ async def test_the_next_operator_says_the_same(bench: Bench) -> None:
     bench.restart()
     await bench.reconciler.reconcile(("default", "llama"))
     assert bench.resource() == before
+
+
+@pytest.mark.parametrize("drains", [True, False])
+async def test_a_pod_that_waits_for_its_predecessor_to_end_says_so_and_advises_nothing(bench: Bench, fleet: Fleet, *, drains: bool) -> None:
+    await fleet.serve(parallelism={"tensor": 8}, cache={"priming": "Never"}, rollout={"strategy": "RollingUpdate"})
+    old = fleet.start(node="h100-sxm-0")
+    if drains:
+        fleet.ready(old)
+    await fleet.change(engine={"version": "0.24.0"})
+    ends = reading.stamp(bench.now + timedelta(seconds=80))
+    bench.cluster.edit(POD, "default", old, {"metadata": {"deletionTimestamp": ends}})
+    new = fleet.start(node="h100-sxm-0")
+    fleet.unschedulable(new)
+    await fleet.settle()
+    text = bench.message("Ready")
+    assert text.startswith(f"Pod {new} waits for a node: ")
+    assert f"It starts when Pod {old} has ended, which still has the GPUs" in text
+    assert text.count("12:01:20 UTC at the latest") == 1
+    assert "Scale something down" not in text
+    bench.cluster.edit(POD, "default", old, {"spec": {"nodeName": "another"}})
+    await fleet.settle()
+    assert "Scale something down" in bench.message("Ready"), "the Pod frees GPUs that the plan cannot use"

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from support import observations as o
+from support.engine_logs import crash_of, engine_failure
 from vllm_operator.api.crd import owned_flags
 from vllm_operator.catalog.startup import Change, Remedy, Severity, Signature, load_remedies, load_startup
 from vllm_operator.catalog.versions import load_versions
@@ -95,3 +96,13 @@ def test_a_remedy_names_no_flag_or_variable_that_no_version_knows(signature: Sig
     for change in signature.environment:
         own = change.name.startswith(ENGINE_VARIABLE_PREFIX) and change.name not in ("VLLM_PORT", "VLLM_HOST_IP")
         assert not own or any(table.knows_variable(change.name) for table in VERSIONS.tables), change.name
+
+
+@pytest.mark.parametrize(("share", "suggested"), [("0.012", []), ("0.9", ["0.95"])], ids=["of several engines", "of one engine"])
+def test_a_change_follows_from_what_the_remedy_in_words_follows_from(share: str, suggested: list[str]) -> None:
+    begun = f"INFO 05-01 09:20:13 [api_server.py:1034] args: Namespace(host=None, gpu_memory_utilization={share}, seed=0)\n"
+    crash = crash_of(begun + engine_failure("ValueError: No available memory for the cache blocks."))
+    engine = Engine.of(o.resource().spec, o.plan(), VERSIONS)
+    changes = exact_changes(engine, SIGNATURES[crash.signature], dict(crash.captures))
+    assert [change.value for change in changes] == suggested
+    assert f"Raise --gpu-memory-utilization from {share}" in (crash.remedy or "")

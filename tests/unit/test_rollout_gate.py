@@ -163,7 +163,7 @@ async def test_a_slower_plan_is_held_with_the_figures_and_the_way_out(bench: Ben
     assert gate.fleet.deployment("llama.primer") is None
     ready = bench.condition("Ready")
     assert (ready.status, ready.reason) == ("False", "RolloutHeld")
-    for part in ("ms per token with 32 clients", "42% worse", "The image: vllm", "remove spec.rollout.gate"):
+    for part in ("ms per token with 32 clients", "42% worse", "differ in the image, the backend of Sampler", "remove spec.rollout.gate"):
         assert part in ready.message, ready.message
     await gate.fleet.change(rollout={"gate": "None"})
     assert not gate.is_held(), "the way out of the message"

@@ -45,15 +45,21 @@ def show_history(arguments: argparse.Namespace) -> int:
 def history(resource: VLLMDeployment, revisions: Sequence[Manifest], now: datetime) -> list[dict[str, Any]]:
     """Return the revisions of an object, oldest first, in the order of the columns of the table."""
     running, rollbacks = resource.status.revision or "", [it.names for it in rollbacks_to_try(resource)]
+    back, crash = resource.status.rollback, resource.status.last_crash
+    served = [text(it, "metadata", "name") for it in revisions if is_recorded(it, SERVED_ANNOTATION)]
+    serves = last_served(revisions) if resource.status.ready_replicas and running not in served else None
     rows, before = list[dict[str, Any]](), None
     for revision in revisions:
         name = text(revision, "metadata", "name")
         row = {"revision": number_of(revision), "age": age(moment(revision, "metadata", "creationTimestamp"), now)}
         reached = next((said for record, said in _RECORDS.items() if is_recorded(revision, record)), "")
-        row["state"] = "current" if name == running else "rolled back" if (running, name) in rollbacks else reached
+        of_spec = {"served": "current", "": "not served yet"}.get(reached, reached)
+        rest = "rolled back" if (running, name) in rollbacks else "serves" if revision is serves else reached
+        row["state"] = of_spec if name == running else rest
         try:
             made = read_revision(resource, revision)
-            why = " ".join(filter(None, (*(causes(before, made) if before is not None else ()), _measured(revision))))
+            failed = f"It failed: {crash.signature}." if back and back.failed == name and crash else ""
+            why = " ".join(filter(None, (*(causes(before, made) if before is not None else ()), _measured(revision), failed)))
             row |= {"gpu": f"{made.count} x {made.gpu or made.resource}", "version": made.engine_version or "", "why": why}
             before = made
         except RevisionError as error:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from vllm_operator.api.conditions import AVAILABLE, CRASHED, PLAN_DRIFTED, READY, REFUSALS, STALLED, WHILE_ASKED, Reason
+from vllm_operator.api.conditions import AVAILABLE, CRASHED, PLAN_DRIFTED, READING_IMAGE, READY, REFUSALS, STALLED, WHILE_ASKED, Reason
 from vllm_operator.api.labels import KIND, UNUSED_ANNOTATION
 from vllm_operator.api.reading import Manifest, integer, mapping, moment, named, objects, text
 from vllm_operator.caches.address import reported_cache_claim
@@ -99,7 +99,7 @@ def notice_of_absence(renewed: datetime | None, now: datetime, *, width: int) ->
     return [*labelled("", words, style=Style.RED, label_width=0, width=width), ()]
 
 
-EVENTS_SHOWN = 5
+EVENTS_SHOWN, _GIB = 5, 2**30
 _LABEL = 12
 _COMMAND_IN_STATUS = re.compile(r" The command is in status\.\w+\.command\.")
 _ESTIMATE = re.compile(r", about [^,.]{1,40} left(?: in this step)?(?=\.$)")
@@ -108,6 +108,7 @@ _PARTS = re.compile(r"(?<=[.)]) (?=Note: |Backends: )")
 """Boundaries between the parts of what is said about the plan."""
 _SEE = re.compile(r" See conditions? (\w+)")
 """Where Ready refers to the condition that says more."""
+_SEE_READY = "See condition Ready."
 _SEE_CRASHED = " See condition Crashed. "
 """What comes after it in the message of Ready is not in the condition Crashed."""
 _CACHES = {
@@ -153,7 +154,8 @@ class _StatusPage:
         if not is_crashed:
             self._add_command()
             self._add_link(READY)
-        self._add_start()
+        if not self._is_true(READY):  # a Pod that is only measured is in the row of what it is for
+            self._add_start()
         if is_crashed:
             self._add_crash()
         self._add_gpu()
@@ -164,9 +166,10 @@ class _StatusPage:
         if race := text(self.status, "race"):
             self._add("Race", race)
         if not is_crashed and (signature := text(self.last, "signature")):
-            self._add("Last crash", f"{signature}{self._since_crash()}. {text(self.last, 'cause')}".rstrip(), Style.DIM)
-        for part in WHILE_ASKED:
-            if named(self.status, part, "conditions").get("status") == "False" and (said := self._message(part)) != state:
+            cause = text(self.last, "cause")
+            self._add("Last crash", f"{signature}{self._since_crash()}. {cause if cause not in state else ''}".rstrip(), Style.DIM)
+        for part, bad in {**dict.fromkeys(WHILE_ASKED, "False"), READING_IMAGE: "True"}.items():
+            if named(self.status, part, "conditions").get("status") == bad and (said := self._message(part)) not in (state, _SEE_READY):
                 self._add("Also", said, Style.YELLOW)
         self._add_events(events)
         return self.lines
@@ -231,7 +234,7 @@ class _StatusPage:
 
     def _add_gpu(self) -> None:
         gpu, *parts = _PARTS.split((text(self.status, "plan") or self._message(PLAN_DRIFTED)).removeprefix("Planned for "))
-        self._add("GPU", gpu)
+        self._add("New plan" if "previous spec" in self._said(AVAILABLE) else "GPU", gpu)
         for part in (*parts, text(self.status, "engine", "memory")):
             self._add("", part, Style.DIM)
 
@@ -307,7 +310,9 @@ def stage_bar(startup: Manifest, now: datetime) -> list[Span]:
     left = _seconds_left(startup, now)
     estimate = Span(f"  about {duration(left)} left in this step" if left is not None else "", Style.DIM)
     if completed is not None and total:
-        return [*bar(completed, total), Span(f" {completed}/{total}"), estimate]
+        is_size = total >= _GIB  # a download is counted in bytes
+        done = f"{completed / _GIB:.1f}/{total / _GIB:.1f} GiB" if is_size else f"{completed}/{total}"
+        return [*bar(completed, total), Span(f" {done}"), estimate]
     elapsed = (now - (moment(startup, "stageSince") or now)).total_seconds()
     return [] if left is None or elapsed < 0 else [*bar(elapsed, elapsed + left), estimate]
 

@@ -177,7 +177,8 @@ class Reporter:
         before, now, applied = snapshot.resource.status, reported.status, result.applied
         # The snapshot may already leave out avoided nodes that were restarted.
         recorded = reading.sequence(reading.mapping(snapshot.manifest, "status").get("avoidedNodes"))
-        has_decided = _decisions(before) != _decisions(now) or len(recorded) != len(now.avoided_nodes or ())
+        decisions = ("remediation", "last_crash", "rollback", "avoided_nodes")
+        has_decided = any(getattr(before, it) != getattr(now, it) for it in decisions) or len(recorded) != len(now.avoided_nodes or ())
         # Events, caches and why they were not filled before a rollout may only be known now.
         is_news = has_decided or _facts(before.cache) != _facts(now.cache) or reported.events or result.activity.skipped
         if before.plan is not None and not is_news and _awaits_controller(applied, observed.deployment):
@@ -324,10 +325,6 @@ def _awaits_controller(applied: Applied, deployment: Mapping[str, Any] | None) -
     return bool(applied.written) and applied.failure is None and (seen or 0) < (generation or 0)
 
 
-def _decisions(status: VLLMDeploymentStatus) -> tuple[object, ...]:
-    return status.remediation, status.last_crash, status.rollback, status.avoided_nodes
-
-
 def _gpus(snapshot: Snapshot) -> Mapping[str, str]:
     """Return the GPU and the driver of the nodes of replicas on several nodes, in words."""
     nodes, inventory = {pod.node for pod in snapshot.pods if place_of(pod.manifest) is not None}, snapshot.inventory
@@ -357,7 +354,7 @@ def _claim_notes(snapshot: Snapshot, result: ActionResult) -> list[str]:
 
 def _describe_refused_claim(refusal: Refusal, claim: Manifest) -> str:
     if not isinstance(refusal.error, Forbidden) or "ownerRef" not in str(refusal.error):
-        return f"{refusal.kind} {refusal.name} keeps its size: {shorten(str(refusal.error))}"
+        return f"{refusal.kind} {refusal.name} keeps its size: {shorten(str(refusal.error)).rstrip('.')}."
     if claim["metadata"].get("ownerReferences"):
         return say("claims.kept-owner", name=refusal.name, namespace=claim["metadata"]["namespace"], lender="this object")
     return say("claims.not-owned", name=refusal.name)

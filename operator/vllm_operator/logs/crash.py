@@ -142,7 +142,8 @@ def _to_crash(evidence: Evidence, facts: Mapping[str, str], recognizer: Recogniz
 
 def _describe_known(evidence: Evidence, signature: Signature, line: str, excerpt: str, facts: Mapping[str, str]) -> Crash:
     captures = tuple((name, present(value, LINE_LIMIT)) for name, value in evidence.captures)
-    details = {"line_number": evidence.number, "excerpt": excerpt, "captures": captures, "time": evidence.time}
+    known = (*((name, value) for name, value in facts.items() if name != "traceback"), *captures)  # values of changes may depend on all
+    details = {"line_number": evidence.number, "excerpt": excerpt, "captures": known, "time": evidence.time}
     crash = describe(signature, line, (*facts.items(), *captures), **details)
     if not _QUOTED.isdisjoint(dict(captures)) and "choices" not in dict(captures):
         crash = replace(crash, remedy=_with_advice(crash.remedy or "", line))

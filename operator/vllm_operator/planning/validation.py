@@ -103,7 +103,8 @@ def _check_bounds(value: Any, schema: Mapping[str, Any], path: str) -> Iterator[
         yield f"{path}: Invalid value: {value}: should be greater than or equal to {schema['minimum']}"
     if isinstance(value, int) and value > schema.get("maximum", value):
         yield f"{path}: Invalid value: {value}: should be less than or equal to {schema['maximum']}"
-    if isinstance(value, str) and "pattern" in schema and re.search(_to_python(schema["pattern"]), value) is None:
+    pattern = re.sub(r"\$$", r"\\Z", schema.get("pattern", ""))  # in RE2, `$` does not match before a final newline
+    if isinstance(value, str) and re.search(pattern, value) is None:
         yield f"{path}: Invalid value: {value!r}: should match '{schema['pattern']}'"
     if isinstance(value, str | list):
         unit, low, high = ("characters", "minLength", "maxLength") if isinstance(value, str) else ("items", "minItems", "maxItems")
@@ -130,11 +131,6 @@ def _hint(value: Any, kind: str) -> str:
     if kind == "string" and isinstance(value, bool | int | float):
         return f'; put it in quotes: "{str(value).lower() if isinstance(value, bool) else value}"'
     return f"; write it without quotes: {value}" if kind == "integer" and isinstance(value, str) and value.isdecimal() else ""
-
-
-def _to_python(pattern: str) -> str:
-    """Convert a pattern: in RE2, `$` matches only at the end of a text; in Python, also before a final newline."""
-    return f"{pattern[:-1]}\\Z" if pattern.endswith("$") else pattern
 
 
 @dataclass(frozen=True, slots=True)

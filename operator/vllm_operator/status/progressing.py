@@ -10,15 +10,17 @@ from typing import Any
 
 from vllm_operator.api import reading
 from vllm_operator.api.conditions import FALSE, TRUE, Reason, Verdict
+from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import LOG_OF_GROUPS, is_of_groups
 from vllm_operator.api.spec import AcceleratorSpec
 from vllm_operator.api.status import RemediationStatus, StartupStatus
 from vllm_operator.caches.context import Gate
 from vllm_operator.caches.measurement import MIN_PAIRS
+from vllm_operator.inventory.devices import requested_devices
 from vllm_operator.inventory.pools import GPU_TAINT, Taint
 from vllm_operator.logs.ranks import GroupState
 from vllm_operator.planning.outcome import compare
-from vllm_operator.pods.view import Phase
+from vllm_operator.pods.view import Phase, PodView
 from vllm_operator.status.claims import one_node, space_verdict, wrong_claim
 from vllm_operator.status.knowledge import load_messages
 from vllm_operator.status.observation import Observation, PodFacts
@@ -100,13 +102,17 @@ def _unschedulable(observed: Observation, view: PodFacts) -> dict[str, Any]:
     gpu = plan.product if plan is not None else None
     found, free, wanted = find_untolerated_taints(observed, view), outcome.free, observed.resource.spec.accelerator or AcceleratorSpec()
     gpu_today = today.product if gpu and today and today.product != gpu and (free is None or free.is_better) else None
+    ending = _ending(observed, plan) if plan is not None else []
+    ends = (reading.text(pod.manifest, "metadata", "deletionTimestamp") for pod in ending)
     advice = say(
-        unschedulable_advice(view.message or "", found, has_other_plan=gpu_today is not None),
+        unschedulable_advice(view.message or "", found, has_other_plan=gpu_today is not None and not ending),
         untolerated=found,
         tainted=say("unschedulable.tainted", untolerated=found) if found is not None else "",
         needed=plan.count if plan is not None else 0,
         unit=plan.device if plan is not None else "GPU",
         serving=observed.serving if observed.serving < observed.wanted else 0,  # during a rollout, there may be one replica more
+        ending=ending,
+        until=None if observed.draining else reading.moment(max(ends, default="")),
         gpu=gpu,
         gpu_today=gpu_today,
         free=free,
@@ -115,6 +121,15 @@ def _unschedulable(observed: Observation, view: PodFacts) -> dict[str, Any]:
         metadata=observed.resource.metadata,
     )
     return {"advice": advice, "is_brief": found is not None}
+
+
+def _ending(observed: Observation, plan: Plan) -> list[PodView]:
+    """Return the object's own Pods whose end makes room for those that wait; empty if they have too few of the devices."""
+    nodes = observed.inventory.nodes_of(plan.resource, plan.architecture, plan.product) if observed.inventory is not None else ()
+    own = (pod for pod in (*observed.pods, *observed.followers, *observed.primers) if pod.node in nodes)
+    ending = [pod for pod in own if pod.phase is Phase.TERMINATING]
+    needed = plan.count * sum(view.phase is Phase.UNSCHEDULABLE for view in (*observed.pod_facts, *observed.primer_facts))
+    return ending if sum(requested_devices(pod.manifest).get(plan.resource, 0) for pod in ending) >= needed else []
 
 
 def partly(observed: Observation, text: str) -> str:
@@ -151,10 +166,6 @@ def _all_serve(observed: Observation) -> Verdict:
     return Verdict(TRUE, Reason.STARTED, "")
 
 
-_MAX_LISTED = 3
-"""Maximum number of figures and of differences in the message about a comparison."""
-
-
 def _measuring(observed: Observation, gate: Gate, start: str) -> Verdict:
     """Judge a rollout that is measured, or held because of what was measured. `start` tells of the Pod that measures, or is empty."""
     say, record, plan = observed.messages.say, gate.record, observed.outcome.plan
@@ -168,8 +179,8 @@ def _measuring(observed: Observation, gate: Gate, start: str) -> Verdict:
     said = say(
         "gate.held",
         failure=record.failure,
-        worse=[figure.text for figure in sorted(record.worse, key=lambda figure: figure.limit / figure.loss)[:_MAX_LISTED]],
-        differences=[f"{each.subject}: {each.after or 'not set'}, before {each.before or 'not set'}" for each in differences[:_MAX_LISTED]],
+        worse=[figure.text for figure in sorted(record.worse, key=lambda figure: figure.limit / figure.loss)[:2]],
+        differences=[each.subject[:1].lower() + each.subject[1:] for each in differences],
         load=record.load,
         serving=observed.serving,
     )

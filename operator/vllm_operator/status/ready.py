@@ -175,13 +175,14 @@ def hung(observed: Observation) -> Verdict | None:
 
 def reading_image(observed: Observation) -> Verdict | None:
     """Judge ReadingImage: whether the build in the image is being read, or why it cannot be read; None if a plan uses its table."""
-    build, refusal = observed.build, observed.outcome.refusal
+    build = observed.build
     if build is None or build.table is not None:
         return None
     if build.failure:
-        text = observed.messages.fit("image.unreadable", shrink=("why",), why=build.failure, image=build.image)
+        metadata = observed.resource.metadata
+        text = observed.messages.fit("image.unreadable", shrink=("why",), why=build.failure, image=build.image, metadata=metadata)
         return Verdict(TRUE, Reason.IMAGE_UNREADABLE, text)
-    return Verdict(TRUE, Reason.READING_IMAGE, refusal.message if refusal is not None else "")
+    return Verdict(TRUE, Reason.READING_IMAGE, "See condition Ready.")
 
 
 def crashed(

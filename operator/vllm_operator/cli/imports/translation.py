@@ -16,6 +16,7 @@ from vllm_operator.cli.imports.pod import PodParts
 from vllm_operator.cli.imports.tables import load_tables
 from vllm_operator.planning.engine.image import split_image, version_of_image
 from vllm_operator.planning.engine.overrides import ENGINE_VARIABLE_PREFIX, UNRECORDED, instead_of
+from vllm_operator.text.wording import clean
 
 _MODEL_FLAGS = ("--model", "--model-tag", "--model-id", "--model-dir")
 _NAME_FLAGS = ("--served-model-name", "--model-name")
@@ -59,7 +60,7 @@ class _Translation:
         values = {text(each, "name"): text(each, "value") for each in variables if "value" in each}
         words = [str(word) for word in sequence(engine.container.get("args"))]
         line = read_command_line(words, {**values, **{name: f"$({name})" for name in self.secrets}})
-        self.report.dropped += [f"The command in the container's script: {_shortened(other)}" for other in line.others]
+        self.report.dropped += [f"The command in the container's script: {clean(other, 80)}" for other in line.others]
         only_for_flags = {value for flag, values in line.flags if flag in _SECRET_FLAGS for value in values}
         self._variables([each for each in variables if f"$({text(each, 'name')})" not in only_for_flags])
         self._adapters(engine.adapters)
@@ -290,11 +291,6 @@ def _modules(values: Sequence[str]) -> list[dict[str, Any]]:
             name, path = text(module, "name"), text(module, "path")
         modules.append({"name": name, "uri": path})
     return modules
-
-
-def _shortened(command: str) -> str:
-    short = " ".join(command.split())
-    return short if len(short) <= 80 else short[:79] + "…"
 
 
 def valid_name(name: str) -> str:
