@@ -65,6 +65,8 @@ VARIATIONS: dict[str, tuple[str, ...]] = {
     "loopback": ("", "127.0.0.1"),
     "looped": ("", "127.0.0.1"),
     "speculated": ("", "spec-decode"),
+    "proposing": ("", "Spec"),
+    "apart": ("", "without --enable-lora"),
     "limit": ("", "none", "64Gi"),
     "moe": ("", "FLASHINFER_CUTLASS (NvFp4)"),
     "attention": ("", "FLASHINFER_MLA"),

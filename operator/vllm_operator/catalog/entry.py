@@ -7,7 +7,7 @@ ConfigMap of a user. The latter is untrusted: an invalid entry raises an `EntryE
 import hashlib
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -180,30 +180,9 @@ def explain(error: ValidationError) -> str:
         return f"{where}: {quote(value)} does not exist{suggest(value, choices)}"
     if kind == "string_type" and isinstance(value, int | float):
         return f"{where} must be text: put {value} in quotes"
-    if kind in _KINDS:
-        return f"{where or 'it'} must be {_KINDS[kind]}, not {describe(value)}"
-    if kind in _BOUNDS:
-        return f"{where} {_BOUNDS[kind].format(**bounds)}"
+    if (words := read_data("words.yaml")["errors"].get(kind)) is not None:
+        return f"{where or 'it'} {words.format(**bounds, value=describe(value))}"
     return f"{where}: {first['msg'][:120]}"
-
-
-_KINDS: Mapping[str, str] = {
-    "string_type": "text",
-    "bool_type": "true or false",
-    "int_type": "a whole number",
-    "float_type": "a number",
-    "tuple_type": "a list",
-    "dict_type": "a mapping",
-    "model_type": "a mapping",
-}
-_BOUNDS: Mapping[str, str] = {
-    "string_too_short": "must not be empty",
-    "string_too_long": "must be at most {max_length} characters long",
-    "too_short": "must have at least {min_length} entry",
-    "too_long": "must have at most {max_length} entries",
-    "greater_than_equal": "must be at least {ge}",
-    "less_than_equal": "must be at most {le}",
-}
 
 
 def locate(path: Iterable[int | str]) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import BeforeValidator
 
 from vllm_operator.catalog.entry import Entry, load_file
+from vllm_operator.catalog.templates import join
 
 Alternatives = Annotated[re.Pattern[str], BeforeValidator(lambda written: "|".join(written))]
 """A regular expression, written as a list of its alternatives."""
@@ -63,7 +64,14 @@ class ErrorForms(Entry):
     quoting: Alternatives
     advice: Alternatives
     condition: Alternatives
+    lacking: Alternatives
+    defect: Alternatives
     setting: Alternatives
+    optional: Alternatives
+    features: Mapping[str, re.Pattern[str]]
+    switches: Mapping[str, re.Pattern[str]]
+    not_quoted: Alternatives
+    usual: Alternatives
     sizes: Mapping[str, str]
     native: Alternatives
     device: Alternatives
@@ -72,9 +80,13 @@ class ErrorForms(Entry):
     unfolds: Alternatives
     between: Alternatives
     elsewhere: Texts
+    header: Alternatives
+    shown: Alternatives
+    wrapping: Alternatives
     trace_output: Alternatives
     source_line: Alternatives
     texts: Mapping[str, str]
+    lead: Annotated[str, BeforeValidator(join)]
 
 
 @cache

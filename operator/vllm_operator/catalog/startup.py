@@ -28,14 +28,15 @@ ECHO_PRIORITY = 20
 TEXT_LIMIT, LIST_LIMIT = 600, 16
 """Maximum characters of a text, and maximum length of a list, except of those that only ship with the operator."""
 
-_AROUND = ("reserved", "jitted", "invariant", "profiled", "unfused")
+_AROUND = ("proposing", "reserved", "jitted", "invariant", "profiled", "unfused")
 _CIRCUMSTANCES = ("device", "platform", "version", "eager", "nccl", "cached", "runner", "offloader", "architecture", *_AROUND)
 _FOUND = ("plugin", "aligned", "advised", "candidates", "drafter", "launched", "unset", "recreated", "usersite", "assigned", "linked")
 _LOGGED = (*_FOUND, "gemm", "given", "survived", "fusions", "qwix", "built", "fixed", "aborted", "devices", "pool", "unlinked", "switch")
 SETTINGS = ("utilization", *_CIRCUMSTANCES, *_LOGGED, "chosen", "step", "graphs", "positions", "loopback", "spare", "looped", "speculated")
-FACTS = ("stage", "limit", "attention", "moe", "options", "traceback", "notices", *SETTINGS)
+FACTS = ("stage", "limit", "attention", "moe", "options", "apart", "traceback", "notices", *SETTINGS)
 """Names that every text may use in addition to captures: the stage of the start, the memory limit of the container (`none` without one),
-backends, arguments and optional flags that the log shows, the last frames of the error, notices, and `SETTINGS`, from lines."""
+backends, arguments and optional flags that the log shows, how to start without the code in the frames of the error, its last frames,
+notices, and `SETTINGS`, from lines."""
 
 
 class Severity(StrEnum):
@@ -301,7 +302,7 @@ class Stages(Entry):
 
     `silent_backends` (parts of names) compile kernels without logging, in `silent_stages`; silence up to `silent_after_seconds` is usual.
     `echoes` are parts of exceptions that only report failures elsewhere. `measured` is for `dense` models and for those with `experts`.
-    `settings`, `options` and `placement` are what the line with the arguments says; `settings` also lines before it. `ended` is advice.
+    `settings` and `placement` are what the line with the arguments says; `settings` also lines before it. `ended` is advice.
     """
 
     lines: tuple[LineMeaning, ...]
@@ -316,7 +317,6 @@ class Stages(Entry):
     heartbeats: tuple[Heartbeat, ...]
     circumstances: tuple[Circumstance, ...]
     settings: Alternatives
-    options: Annotated[Alternatives, BeforeValidator(lambda names: [f"'({'|'.join(names)})': "])]
     placement: Alternatives
     ended: str
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from vllm_operator.catalog.entry import quote
+from vllm_operator.catalog.entry import quote, read_data
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template, nodes
@@ -102,24 +102,10 @@ def _names(tree: "nodes.Template") -> frozenset[str]:
     for node in (tree, *tree.find_all(nodes.Node)):
         kind = type(node).__name__
         if kind not in _NODES:
-            raise TemplateError(f"uses {_WORDS.get(kind, kind)}; a template has values and conditions")
+            raise TemplateError(f"uses {read_data('words.yaml')['syntax'].get(kind, kind)}; a template has values and conditions")
         if isinstance(node, nodes.Name):
             names.add(node.name)
     return frozenset(names)
-
-
-_WORDS: Mapping[str, str] = {
-    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "FloorDiv", "Mod", "Pow", "Neg"), "arithmetic"),
-    "For": "a loop",
-    "Call": "a call",
-    "Filter": "a filter",
-    "Getattr": "an attribute",
-    "Getitem": "a position",
-    "Test": "a test (is)",
-    "Assign": "set",
-    "AssignBlock": "set",
-    "Macro": "a macro",
-}
 
 
 @lru_cache(maxsize=1024)

@@ -13,6 +13,7 @@ import posixpath
 import re
 from collections.abc import Callable
 
+from vllm_operator.catalog.error_forms import load_error_forms
 from vllm_operator.logs.lines import HEADER, JSON_LIMIT, LEVELS, LINE_LIMIT, TEXTS, WRAPPING, WRAPPINGS_LIMIT, cleaned
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.state import Stage, StartupState
@@ -47,12 +48,7 @@ _TITLED = re.compile(r"\b[\w.]{1,120}(?:Error|Exception)\b(?!:)")
 
 _LINES_AT_ONCE = 10_000
 _CONTAINER = re.compile(r"\[(pod/[^\]\s]{1,330})\]")
-_PREFIX = re.compile(
-    r"\[pod/[^\]\s]{1,330}\] "  # kubectl logs --prefix
-    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,80} [\w./-]{1,60}(?:\[\d{1,9}\])?: "  # syslog, journalctl
-    r"|[\w.-]{1,80} {1,20}\| "  # docker compose
-    r"|> |[-*] (?=\d{4}-)|`(?=\w)|[\"'`](?=\(\w)"  # Markdown, quotation marks
-)
+_PREFIX = load_error_forms().shown
 _CUT_HEADER = re.compile(r"([A-Z]{1,7})(?= \d\d-\d\d \d\d:\d\d(?::\d\d)?(?:\.\d{1,6})? \[?[^\]\s]{1,120}:\d{1,6}\] )")
 """A record that was copied from within its level."""
 _STORED_TEXTS = (*TEXTS, "line", "textPayload", "MESSAGE", "body", "_raw")

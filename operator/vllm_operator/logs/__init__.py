@@ -6,6 +6,7 @@ start        tracks the latest start in the log: meanings of records, stage, cra
 progress     stages, progress bars, and silence
 matching     signatures and other strings of the catalog in a line
 tracebacks   frames and exceptions of several processes
+suspects     the settings that an error may be about
 crash        the root cause of a crash
 ranks        the root cause among the nodes of one engine
 state        the result

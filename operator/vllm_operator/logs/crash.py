@@ -21,11 +21,12 @@ from typing import Any
 from vllm_operator.catalog.error_forms import ASIDE, load_error_forms
 from vllm_operator.catalog.startup import FailureKind, Severity, Signature
 from vllm_operator.catalog.templates import fill_in
-from vllm_operator.catalog.versions import load_versions
+from vllm_operator.catalog.versions import load_versions, normalize_flag
 from vllm_operator.logs import tracebacks
 from vllm_operator.logs.lines import INFO, WARNING, Line, LogClock
 from vllm_operator.logs.matching import Match, Recognizer, compiled, is_no_report, is_source
 from vllm_operator.logs.state import Crash
+from vllm_operator.logs.suspects import avoid_code, find_quoted, read_arguments
 from vllm_operator.logs.tracebacks import Part, Traceback, Tracebacks, is_of_a_request, ungrouped
 from vllm_operator.text.wording import present
 
@@ -55,6 +56,7 @@ _SERVING_WINDOW = 2000
 _SHUTDOWN_WINDOW = 80
 _WRAPS = 3  # lines to which the message of an exception may be wrapped
 _UNFOLDED, _UNFOLDS_WITHIN = 3, 60  # number of lines after a message that say why, and where they are looked for
+_BEGINNING = 80  # characters of a remedy that hold what to do first
 _LAST_STAGE = "ServerStart"
 
 
@@ -117,7 +119,13 @@ def _to_crash(evidence: Evidence, facts: Mapping[str, str], recognizer: Recogniz
     line = present(message, LINE_LIMIT)
     frames = (present(frame, LINE_LIMIT // 2) for frame in evidence.frames[-_EXCERPT_FRAMES:])
     excerpt = "\n".join((*frames, line))[-EXCERPT_LIMIT:]
-    facts = {**facts, "traceback": "\n".join((*(present(frame, LINE_LIMIT // 2) for frame in evidence.frames[-_NEAR:]), line))}
+    arguments, shown = read_arguments(facts.get("given", "")), "\n".join((*evidence.frames, message))
+    apart = avoid_code(arguments, shown, facts.get("assigned", ""))
+    traceback = "\n".join((*(present(frame, LINE_LIMIT // 2) for frame in evidence.frames[-_NEAR:]), line))
+    options = [normalize_flag(name) for name in arguments if forms.optional.fullmatch(name)] or ["--speculative-config"] * (
+        "drafts" in facts
+    )
+    facts = {**facts, "traceback": traceback, "apart": apart, "options": ", ".join(map(normalize_flag, options))}
     if evidence.signature is not None:
         return _describe_known(evidence, evidence.signature, line, excerpt, facts)
     code, where = (present(each, LINE_LIMIT // 2) for each in _place(evidence))
@@ -125,6 +133,8 @@ def _to_crash(evidence: Evidence, facts: Mapping[str, str], recognizer: Recogniz
     if evidence.because and _WARNED not in evidence.because and (kind is None or not kind.first):
         before = recognizer.kind(evidence.because, "", ())
         kind = before if before is not None and before.first else kind  # it says why
+    says = {"lacking": forms.lacking.search(line), "defect": forms.defect.search(line), "second": "/v1/worker/gpu/" in shown}
+    facts |= {"where": where} | {name: "yes" for name, found in says.items() if found}
     if forms.refused.search(excerpt) is not None and (kind is None or not kind.first or "[type=" in line):
         cause, remedy, family = forms.texts["refusedCause"], _remedy_of_refusal(evidence, line, facts), REFUSED
     elif kind is not None:
@@ -166,12 +176,17 @@ def _remedy_of_refusal(evidence: Evidence, line: str, facts: Mapping[str, str]) 
 def _remedy_of_kind(kind: FailureKind, remedy: str, line: str, facts: Mapping[str, str]) -> str:
     """Return the remedy of a kind of failures with what the message advises or is about, and with the engine's optional features."""
     forms = load_error_forms()
+    quoted = find_quoted(read_arguments(facts.get("given", "")), line)
+    about = {flag: f"{flag} ({value})" for flag, value in quoted.items()}
+    if forms.condition.search(line) is not None:
+        about |= {flag: flag for flag in _settings(line) if flag not in about}
     if (advised := _with_advice(remedy, line)) != remedy:
         remedy = advised
-    elif forms.condition.search(line) is not None and (flags := [flag for flag in _settings(line) if flag not in remedy[:40]]):
-        remedy = f"First change what the message is about: {', '.join(flags)}. If that does not help: {remedy}"
-    elif facts.get("stage") == "Ready" and not kind.first:
-        remedy = f"{forms.texts['served']}{remedy}"
+    elif named := [shown for flag, shown in about.items() if flag not in remedy[:40]]:
+        remedy = f"First change what the message is about: {', '.join(named)}. If that does not help: {remedy}"
+    elif not kind.first:
+        is_stated = facts["apart"] in remedy or any(word in remedy[:_BEGINNING] for word in facts["apart"].split(" ")[1:2])
+        remedy = fill_in(forms.lead, {**facts, "remedy": remedy, "apart": "" if is_stated else facts["apart"]}.items())
     options = [flag for flag in facts.get("options", "").split(", ") if flag]
     if named := [flag for flag in options if flag in remedy]:
         remedy += f" This engine has {' and '.join(named)}."
@@ -681,11 +696,10 @@ class CrashTracker:
         said = self._said
         found = self._found.unknown or _best(errors) or Evidence(None, said.text, said.number, said.process)
         if found.process.startswith(("EngineCore", "Worker")) and KV_TRANSFERS not in self.notices:
-            known = self._described(found)
+            known = self._described(found, alive="yes")
             texts = self._forms.texts
             cause = texts["goesOn"] + known.cause.removeprefix(f"{texts['unknownCause']}: ")
-            remedy = (known.remedy or "").removeprefix(texts["served"])
-            yield replace(known, signature=known.family or known.signature, cause=cause, remedy=remedy)
+            yield replace(known, signature=known.family or known.signature, cause=cause)
 
     def consequences(self, crash: Crash) -> tuple[Crash, ...]:
         """Return errors of known kinds after the one that is the crash, in the order of the log."""
@@ -693,8 +707,9 @@ class CrashTracker:
         known = (each for each in later if each.signature is not None and each.signature.id != crash.signature)
         return tuple(map(self._described, sorted(known, key=lambda each: each.number)))
 
-    def _described(self, evidence: Evidence) -> Crash:
-        crash = _to_crash(evidence, {**self.settings, "stage": self.stage, "notices": " ".join(self.notices)}, self._recognizer)
+    def _described(self, evidence: Evidence, **more: str) -> Crash:
+        facts = {**self.settings, "stage": self.stage, "notices": " ".join(self.notices), **more}
+        crash = _to_crash(evidence, facts, self._recognizer)
         near = [each for each in (evidence, *self._found.evidence.values(), self._found.unknown) if each is not None]
         lines = (line for each in near for line in (*each.frames, each.text, *each.more))
         shown = "\n".join((*(f"{name}={value}" for name, value in self.settings.items()), *lines))
@@ -711,9 +726,9 @@ class CrashTracker:
 
     def _seen(self, process: str | None, text: str, number: int, match: Match | None = None, **marks: Any) -> Evidence:
         """Return evidence with the last frames of the process; without a process there are none. `marks` are fields of the evidence."""
-        signature, most = (match.signature, _NEAR) if match is not None else (None, _KIND_FRAMES)
+        signature = match.signature if match is not None else None
         captures = tuple((name, value[:LINE_LIMIT]) for name, value in match.captures) if match is not None else ()
-        frames = self.tracebacks.frames(process, most) if process is not None else ()
+        frames = self.tracebacks.frames(process, _KIND_FRAMES) if process is not None else ()
         known: dict[str, Any] = {"captures": captures, "records": self._found.records, "time": self._clock.now()}
         more = self._unfolding.reasons if self._unfolding is not None and self._unfolding.number == number else []
         return Evidence(signature, text[: 2 * LINE_LIMIT], number, process or "", frames, more=more, **known, **marks)

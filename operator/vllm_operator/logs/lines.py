@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
+from vllm_operator.catalog.error_forms import load_error_forms
+
 LINE_LIMIT = 8192  # Characters of a line that are read. Of longer lines, the beginning and the end.
 WRAPPINGS_LIMIT = 6  # nested prefixes that are removed
 _BAR_LIMIT = 2048  # characters of an incomplete line above which only the latest updates of its progress bar are kept
@@ -31,36 +33,7 @@ DEBUG, INFO, WARNING, ERROR = 0, 1, 2, 3
 LEVELS = {"DEBUG": DEBUG, "INFO": INFO, "WARNING": WARNING, "WARN": WARNING, "ERROR": ERROR, "CRITICAL": ERROR, "FATAL": ERROR}
 """Levels by name. Lines without a level are raw output."""
 _LEVEL = "DEBUG|INFO|WARNING|ERROR|CRITICAL"
-HEADER = re.compile(
-    r"(?:\((?:(?P<process>[\w.:-]{1,60}) )?(?:\w[\w=]{0,20} )?pid=\d{1,9}[^()\n]{0,60}\) ?)*"
-    rf"(?:(?P<level>{_LEVEL})"
-    r"(?: (?P<time>\d\d-\d\d \d\d:\d\d(?::\d\d)?)(?:\.\d{1,6})? \[?[^\]\s]{1,120}:\d{1,6}\] ?| \[[\w./-]{1,120}\.py:\d{1,6}\] ?|: {1,8}))?"
-)
-"""Process name, level and time as vLLM writes them. Each part is optional."""
-_BETWEEN = r"[ \t:|-]{1,10}"
-_LOGGER = r"\[?(?:vllm(?:\.\w{1,60}){1,8}|uvicorn(?:\.\w{1,20})?)\]?(?::\d{1,6})?"
-_NUMBER = rf"(?:\[?\d{{1,9}}\]?{_BETWEEN})?"
-_CONFIGURED = (
-    r"(?:\[?(?P<own>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)\]?"
-    rf"{_BETWEEN}{_NUMBER})?(?:\[?(?P<first>{_LEVEL})\]?{_BETWEEN}{_NUMBER}{_LOGGER}|{_LOGGER}{_BETWEEN}{_NUMBER}\[?(?P<last>{_LEVEL})\]?)"
-    rf"{_BETWEEN}"
-)
-"""Log formats of users (VLLM_LOGGING_CONFIG_PATH). They are recognized by the name of the logger."""
-WRAPPING = re.compile(
-    r"(?:"
-    r"(?P<cri>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)) (?P<stream>stdout|stderr) (?P<tag>[FP]) ?"
-    rf"|(?P<python>\d{{4}}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[,.]\d{{3}}) - (?:[\w.]{{1,80}} - )?(?P<level>{_LEVEL}) - "
-    r"(?:[\w./-]{1,80}(?::\d+)? - ){0,2}(?:[\w./]{1,80}: )?"
-    rf"|{_CONFIGURED}"
-    rf"|(?P<piped>\d{{4}}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[,.]\d{{3,6}}) \| (?P<severity>{_LEVEL}) {{0,3}} \| "
-    r"(?:[\w.]{1,80}:[\w<>]{1,80}:\d{1,6} - )?"
-    r"|\[(?P<ray>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) (?P<letter>[A-Z]) \d{1,9} \d{1,9}\] (?:\([\w-]{1,30}\) )?"
-    r"|\[?(?P<iso>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z| ?[+-]\d\d:?\d\d)?)\]?[ \t](?:[ \t]{1,3}(?=[^ \tF]))?(?!- )"
-    r"|\[(?:[\w.-]{1,60}:)?(?:rank|default) ?\d{1,5}\]: ?"
-    r"|\[\d{1,5},\d{1,5}\]<std(?:out|err)>: ?"
-    r")"
-)
-"""CRI, Python's logging, formats of users, loguru, Ray's C++ logger, a time, torchrun, mpirun."""
+HEADER, WRAPPING = load_error_forms().header, load_error_forms().wrapping
 _TIMES = ("cri", "python", "piped", "own", "iso", "ray")
 _NAMES = ("level", "severity", "first", "last")
 """Groups of `WRAPPING` that contain a time or the name of a level."""

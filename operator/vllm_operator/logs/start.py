@@ -154,12 +154,6 @@ class StartTracker:
                 self.crashes.stage = f"After{meaning.stage}" if meaning.ends else self.crashes.stage
         known = _captured(stages.settings.finditer(found.string)) if meaning.arguments or meaning.engine else {}
         self.crashes.settings |= {**known, "given": found.string} if meaning.arguments else known
-        options = stages.options.findall(found.string) if meaning.arguments else []
-        options += ["speculative_config"] if meaning.engine and "speculative_config=Spec" in found.string else []
-        if options:
-            before = self.crashes.settings.get("options", "").split(", ")
-            flags = dict.fromkeys((*filter(None, before), *(f"--{name.replace('_', '-')}" for name in options)))
-            self.crashes.settings["options"] = ", ".join(flags)
         self._observe(meaning, _captured([found]))
         if meaning.arguments:
             self._place(_captured(stages.placement.finditer(found.string)))
