@@ -94,6 +94,9 @@ CRASHES = {
     "a crash that the log shows a moment before the container ends": Situation(
         o.observe(o.starting_pod(), states={X1: crashed_state(last_line_at=o.at(-2))}), "Crashed", "", ""
     ),
+    "a log that is older than the run is that of the run before": Situation(
+        o.observe(o.starting_pod(since=-5), states={X1: crashed_state(last_line_at=o.at(-20))}), "Crashed", "", ""
+    ),
     "ended without an error": Situation(
         o.observe(o.crashed_pod(code=0, reason="Completed")), "Crashed", "True", "EndedWithoutError", ("spec.podTemplate",)
     ),

@@ -341,8 +341,9 @@ def counts_as_crash_at(observed: Observation, view: PodFacts) -> datetime | None
     state = view.state
     if view.phase is not Phase.STARTING or state is None or state.crash is None or state.last_line_at is None:
         return None
-    now = observed.now
-    return state.last_line_at + timedelta(seconds=SETTLING_SECONDS) if state.last_line_at <= now + CLOCK_SKEW else now
+    if view.started_at is not None and state.last_line_at < view.started_at:
+        return None  # these lines are of the run before
+    return state.last_line_at + timedelta(seconds=SETTLING_SECONDS) if state.last_line_at <= observed.now + CLOCK_SKEW else observed.now
 
 
 def reason_of(signature: str) -> str:
