@@ -22,7 +22,7 @@ from vllm_operator.controller.model_configs import ModelConfigs
 from vllm_operator.controller.reconciler import Reconciler
 from vllm_operator.controller.report import Result
 from vllm_operator.controller.settings import Settings
-from vllm_operator.controller.user_data import KnownCatalog, KnownCrashes
+from vllm_operator.controller.user_data import KnownCatalog, KnownStarts
 from vllm_operator.inventory.nodes import read_inventory
 from vllm_operator.kube.client import DEPLOYMENT, POD, REVISION, VLLM_DEPLOYMENT, ClusterClient
 from vllm_operator.logs.state import StartupState, UnreadLog
@@ -40,8 +40,8 @@ def known_catalog() -> KnownCatalog:
 
 
 @cache
-def known_crashes() -> KnownCrashes:
-    return KnownCrashes.of(load_startup())
+def known_crashes() -> KnownStarts:
+    return KnownStarts.of(load_startup())
 
 
 def llama(name: str = "llama", **spec: Any) -> Manifest:

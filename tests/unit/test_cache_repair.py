@@ -10,6 +10,7 @@ from support.operators import KEY, Bench, known_catalog, llama
 from vllm_operator.api import labels
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.caches.key import key_with_image
+from vllm_operator.controller.report import ACT_SECONDS
 from vllm_operator.kube.client import DEPLOYMENT, VLLM_DEPLOYMENT
 from vllm_operator.logs.state import CacheEvidence, Crash, Stage, StartupState
 from vllm_operator.planning.planner import plan
@@ -237,6 +238,7 @@ async def test_a_lock_that_nobody_holds_is_quarantined_with_its_caches(bench: Be
     await fleet.settle()
     assert fleet.key() == key
     bench.pass_time(2 * 3600)
+    assert (await bench.reconciler.reconcile(KEY)).requeue_seconds == ACT_SECONDS, "no event of the cluster follows"
     await fleet.settle()
     assert fleet.key() != key
     assert "JitLockStale" in bench.cache_verdict().message

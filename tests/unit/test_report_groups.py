@@ -271,7 +271,7 @@ def test_stalled_starts_of_a_group_are_restarted_as_often_as_the_spec_allows() -
         states = {f"uid-{name}-{number}": silent for name in (LEADER, FOLLOWER)}
         observed = group(leader, follower, created=-1000, startups={(uid, 0): state for uid, state in states.items()}, spec=spec)
         told = report(o.following(observed, status))
-        restarted.append(len(told.restart_pods))
+        restarted.append(len(told.pods_to_delete))
         status = told.status
 
     assert restarted == [1, 1, 0, 0]

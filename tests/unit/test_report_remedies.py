@@ -120,7 +120,7 @@ def stalled(**startup: Any) -> Observation:
 
 def deleted(observed: Observation) -> list[tuple[str, str]]:
     """The name and UID of the Pods that are deleted."""
-    return [(pod.name, pod.uid) for pod in report(observed).restart_pods]
+    return [(pod.name, pod.uid) for pod in report(observed).pods_to_delete]
 
 
 def test_a_stall_is_reported_and_left_alone() -> None:

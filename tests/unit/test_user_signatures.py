@@ -18,7 +18,7 @@ from vllm_operator.__main__ import main
 from vllm_operator.catalog.startup import Signature, StartupKnowledge, load_startup
 from vllm_operator.catalog.user_entries import UserEntries, with_user_signatures
 from vllm_operator.controller.metrics import Metrics
-from vllm_operator.controller.user_data import KnownCrashes, UserData
+from vllm_operator.controller.user_data import KnownStarts, UserData
 from vllm_operator.kube.client import EVENT
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.state import Stage, StartupState
@@ -194,7 +194,7 @@ def test_whatever_is_written_there_logs_are_read(change: dict[str, Any]) -> None
 
 
 async def test_a_running_operator_uses_what_the_config_map_says() -> None:
-    crashes = KnownCrashes.of(load_startup())
+    crashes = KnownStarts.of(load_startup())
     bench, metrics, changed = Bench(), Metrics(), asyncio.Event()
     data = UserData(
         bench.cluster,
@@ -229,7 +229,7 @@ async def test_a_running_operator_uses_what_the_config_map_says() -> None:
 
 def test_what_it_suggests_is_a_command_and_never_done_without_asking() -> None:
     named = {**LICENCE, "environment": [{"name": "OUR_LICENCE_HOST", "value": "{{ host }}"}]}
-    crashes = KnownCrashes.of(load_startup())
+    crashes = KnownStarts.of(load_startup())
     crashes.use({"a": yaml.safe_dump([named])})
     parser = crashes.make_parser()
     parser.feed(FAILED + LINE)

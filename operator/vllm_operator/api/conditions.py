@@ -118,7 +118,7 @@ class Reason:
     REPLICAS_NOT_READY = "ReplicasNotReady"
     """Some replicas are ready, others are not ready yet."""
     MEASURING = "Measuring"
-    """Before the rollout, the new plan and the current one are measured in an additional Pod (`spec.rollout.gate`)."""
+    """Before the rollout, the new plan and the current one are measured in a helper Pod (`spec.rollout.gate`)."""
     ROLLING_OUT = "RollingOut"
     """All replicas are ready, but some of them still serve the previous spec."""
     # Ready: blocked
@@ -220,7 +220,7 @@ class Reason:
     NOT_COMPILED = "NotCompiled"
     """No Pod with these caches has been Ready yet."""
     WAITING_FOR_ROLLOUT = "WaitingForRollout"
-    """Only the extra Pod that compiles before a rollout can publish these caches, so they are published with the next rollout."""
+    """Only the helper Pod that compiles before a rollout can publish these caches, so they are published with the next rollout."""
     NOT_PUBLISHABLE = "NotPublishable"
     """No Pod can publish the caches."""
     PUSH_DENIED = "PushDenied"

@@ -151,7 +151,7 @@ class RolloutSpec(Model):
         "when there are enough; the current Pods serve until then. Proceed: it begins, and the new Pods wait for GPUs. Default: Hold."
     )
     gate: Literal["None", "Measure"] | None = optional(
-        "Measure: before a rollout, the new plan and the current one run in turns in an additional Pod, under the same load. The rollout "
+        "Measure: before a rollout, the new plan and the current one run in turns in a helper Pod, under the same load. The rollout "
         "begins if the new plan is not worse, or if no GPU is free for the comparison; otherwise it is held. Default: None."
     )
     workload: WorkloadSpec | None = optional("The load for `gate: Measure` and `backends.tuning: Measure`.")

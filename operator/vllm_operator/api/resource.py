@@ -40,7 +40,7 @@ class Metadata(Model):
 class VLLMDeployment(Model):
     """A VLLMDeployment as read from the API server or from a file, with what a reconciliation adds.
 
-    - `pinned`: the current plan. The status names it.
+    - `pinned`: the current plan. The status names it, or else the Deployment.
     - `preset`, which was merged into `spec`; how it differs today; whether it does not exist any more (`planning/presets.py`)
     - `rolled_back_to`: the number of the earlier revision that runs instead of that for the current spec; whether the operator has decided
       that; what the current spec changes, in words. Then `pinned`, and the fields of `spec` that plans depend on, are those of that

@@ -344,7 +344,7 @@ class BackendsSpec(Model):
     )
     sampler: Backend | None = optional("Auto, FLASHINFER or NATIVE. Default: Auto.")
     tuning: Literal["None", "Measure"] | None = optional(
-        "Measure: once for each model, GPU, version and workload, the backends that work are measured in turns in an additional Pod, with "
+        "Measure: once for each model, GPU, version and workload, the backends that work are measured in turns in a helper Pod, with "
         "the load of `rollout.workload`. If one is faster by more than the measurements vary, it is rolled out. Default: None."
     )
     max_candidates: int | None = optional("Maximum candidates of `tuning`, with the current plan. Default: 3.", ge=2, le=8)

@@ -10,7 +10,7 @@
     shared.vllm-operator.dev/UID:       NAME/TIME of another VLLMDeployment that uses the PVC (`vllm_operator.caches.claims`)
 
 A PVC lives as long as the caches on it, and every VLLMDeployment that shares it can read its annotations. The operator deletes only
-directories that have one of these records.
+directories that a used, primed, priming, quarantined or image record names.
 
 Two images cannot always read each other's compiled files, and a tag can point to another image tomorrow. But the digest behind a tag is
 known only when a Pod has started with it. The cache key therefore contains the tag until then. The directory follows from the records

@@ -28,7 +28,7 @@ from vllm_operator.controller.observe import Snapshot
 from vllm_operator.controller.optional_objects import CreatedObjects, OptionalObjects
 from vllm_operator.controller.ownership import find_workload, is_controlled_by
 from vllm_operator.controller.plan_store import PlanStore
-from vllm_operator.controller.user_data import KnownCrashes
+from vllm_operator.controller.user_data import KnownStarts
 from vllm_operator.kube import client as kube
 from vllm_operator.kube.client import ClusterClient, ClusterError, Conflict, Forbidden, Invalid, Manifest, NotFound, Unavailable
 from vllm_operator.planning.outcome import Outcome
@@ -71,7 +71,7 @@ class Actor:
     """Carries out decisions. `count` is called with the verb and the kind of each write."""
 
     client: ClusterClient
-    crashes: KnownCrashes
+    crashes: KnownStarts
     plans: PlanStore
     builds: BuildReader
     created: CreatedObjects

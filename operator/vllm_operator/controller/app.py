@@ -42,7 +42,7 @@ from vllm_operator.controller.preconditions import Preconditions, Readiness, Wat
 from vllm_operator.controller.queue import Priority, WorkQueue
 from vllm_operator.controller.reconciler import Reconciler, Workers
 from vllm_operator.controller.settings import PREFIX, Settings, SettingsError
-from vllm_operator.controller.user_data import KnownCatalog, KnownCrashes, UserData, qualified_name
+from vllm_operator.controller.user_data import KnownCatalog, KnownStarts, UserData, qualified_name
 from vllm_operator.controller.watches import Watches
 from vllm_operator.hub.client import HttpHub
 from vllm_operator.inventory.nodes import read_inventory
@@ -143,7 +143,7 @@ class Operator:
             self.metrics.observe_leader(client.fence.is_open, lambda: leadership.since)
         self.queue: WorkQueue[Key] = WorkQueue()
         self.cache = ObjectCache(client)
-        known, crashes = KnownCatalog.of(load_catalog()), KnownCrashes.of(load_startup())
+        known, crashes = KnownCatalog.of(load_catalog()), KnownStarts.of(load_startup())
         share = LogShare(parsed=self.metrics.log_parse_seconds.inc)
         self.followers = Followers(
             self.cache,

@@ -26,7 +26,7 @@ from vllm_operator.caches.rollout import find_hold
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.controller.observe import Snapshot
 from vllm_operator.controller.settings import Settings
-from vllm_operator.controller.user_data import KnownCatalog, KnownCrashes
+from vllm_operator.controller.user_data import KnownCatalog, KnownStarts
 from vllm_operator.inventory.nodes import read_instance_pools
 from vllm_operator.inventory.pools import Inventory, Room, find_room
 from vllm_operator.kube.client import CLAIM, CLAIM_TEMPLATE, Manifest
@@ -68,7 +68,7 @@ class Decision:
     """The other VLLMDeployments that created PVCs, by the name of the PVC. They must not own them."""
 
 
-def decide(snapshot: Snapshot, catalog: KnownCatalog, crashes: KnownCrashes, settings: Settings) -> Decision:
+def decide(snapshot: Snapshot, catalog: KnownCatalog, crashes: KnownStarts, settings: Settings) -> Decision:
     """Decide about one VLLMDeployment. `crashes` says which crashes mean that a volume is full."""
     resource, known = snapshot.resource, catalog.current
     if snapshot.build is not None:
@@ -88,7 +88,7 @@ def decide(snapshot: Snapshot, catalog: KnownCatalog, crashes: KnownCrashes, set
     if outcome.plan is None:
         return keep_all(snapshot, outcome)
     outcome, context, manifests = _choose_directory(snapshot, outcome, outcome.plan, make_plan, settings)
-    context = _with_room(snapshot, context, catalog.current)
+    context = _with_rollout(snapshot, context, catalog.current)
     shipped, full = catalog.shipped, crashes.reporting.cleaning
     actions = plan_cache_actions(context, manifests, shipped.priming, shipped.caches, full=full)
     actions = _with_race(
@@ -131,7 +131,7 @@ def promise_of(snapshot: Snapshot, decision: Decision) -> Promise | None:
 
 
 def keep_all(snapshot: Snapshot, outcome: Outcome) -> Decision:
-    """Keep all children: an invalid spec is no reason to stop a running engine. Only scale down if the spec asks for it."""
+    """Keep all children while the spec has no plan, which is no reason to stop an engine. Only scale down if the spec asks for it."""
     deployment, spec = snapshot.deployment, snapshot.resource.spec
     pods = template_spec(snapshot.found_workload)
     address = cache_address(pods)
@@ -200,7 +200,7 @@ def _render(snapshot: Snapshot, planned: Plan, settings: Settings) -> tuple[Cach
     return context, manifests
 
 
-def _with_room(snapshot: Snapshot, context: CacheContext, catalog: Catalog) -> CacheContext:
+def _with_rollout(snapshot: Snapshot, context: CacheContext, catalog: Catalog) -> CacheContext:
     """Add whether a rollout is due, the devices for its Pods, and what it waits for."""
     planned, live = context.plan, snapshot.deployment
     if live is not None and differs_in_template(context.desired, live):

@@ -1,8 +1,8 @@
 """Read everything that a reconciliation decides about: one `Snapshot`.
 
 Each reconciliation reads all of it, regardless of the watch event. The client may read from memory (`object_cache`). Of earlier
-reconciliations, memory has only a plan that the status does not name yet (`plan_store`), the count of free GPUs for it, and the promises of
-GPUs (`inventory_reader`). An operator that restarts in that moment plans again.
+reconciliations, memory has only the count of free GPUs for a new plan and the promises of GPUs (`inventory_reader`), and plans, which can
+be read again (`plan_store`).
 
 Children are found by label. Tools and webhooks change labels, so the Deployments and the Service are also found by name and owner.
 """

@@ -23,7 +23,7 @@ from vllm_operator.controller.log_share import LogShare, Slots
 from vllm_operator.controller.metrics import OTHER, Metrics, Sample, documented_reasons
 from vllm_operator.controller.object_cache import name_of
 from vllm_operator.controller.settings import Settings
-from vllm_operator.controller.user_data import KnownCrashes
+from vllm_operator.controller.user_data import KnownStarts
 from vllm_operator.kube.client import POD, ClusterClient, ClusterError, Key, Manifest
 from vllm_operator.kube.events import KILLED, EventReader, record_event
 from vllm_operator.logs.crash import STILL, UNKNOWN
@@ -112,7 +112,7 @@ class _Known:
 class PodObserver:
     """Follows the Pods of others that `settings` select. `share` is that of all logs."""
 
-    def __init__(self, client: ClusterClient, crashes: KnownCrashes, metrics: Metrics, *, settings: Settings, share: LogShare) -> None:
+    def __init__(self, client: ClusterClient, crashes: KnownStarts, metrics: Metrics, *, settings: Settings, share: LogShare) -> None:
         self._client, self._crashes, self._metrics, self._settings = client, crashes, metrics, settings
         self._events, self._known, self._writes_left = EventReader(client), dict[tuple[Key, str], _Known](), 0
         parsers, slots = crashes.make_parser, Slots(settings.log_streams)

@@ -31,7 +31,7 @@ from vllm_operator.controller.plan_store import PlanStore
 from vllm_operator.controller.queue import Priority, WorkQueue
 from vllm_operator.controller.report import ExplanationReader, Reporter, Result, ResultName
 from vllm_operator.controller.settings import Settings
-from vllm_operator.controller.user_data import KnownCatalog, KnownCrashes
+from vllm_operator.controller.user_data import KnownCatalog, KnownStarts
 from vllm_operator.kube.client import VLLM_DEPLOYMENT, ClusterClient, ClusterError, Conflict, Key, NotFound, Unavailable
 from vllm_operator.planning.validation import ArtifactTrust
 
@@ -50,7 +50,7 @@ class Reconciler:
         self,
         client: ClusterClient,
         catalog: KnownCatalog,
-        crashes: KnownCrashes,
+        crashes: KnownStarts,
         *,
         inventory: InventoryCache,
         logs: Followers,

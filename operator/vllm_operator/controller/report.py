@@ -30,7 +30,7 @@ from vllm_operator.controller.metrics import Metrics
 from vllm_operator.controller.observe import Snapshot
 from vllm_operator.controller.ownership import find_child, find_workload, is_of_earlier
 from vllm_operator.controller.plan_store import PlanStore
-from vllm_operator.controller.user_data import KnownCrashes
+from vllm_operator.controller.user_data import KnownStarts
 from vllm_operator.inventory.pools import Inventory
 from vllm_operator.kube import client as kube
 from vllm_operator.kube.client import ClusterClient, ClusterError, Forbidden, Invalid, LogRequest, Manifest, NotFound, read_log
@@ -46,7 +46,7 @@ from vllm_operator.text import wording
 log = logging.getLogger(__name__)
 
 ACT_SECONDS = 0.1
-"""Delay until a remedy is carried out, or space is freed after a crash. The next reconciliation does it, because it reads the status."""
+"""Delay until what was decided is carried out. The next reconciliation does it, because it reads the status."""
 DELETION_SECONDS = 1.0
 """Delay until the next reconciliation while a child is being deleted. Usually a watch event comes earlier."""
 ROLLOUT_SECONDS = 2.0
@@ -159,7 +159,7 @@ class Reporter:
     """Writes events, status, and what became of a plan; deletes stalled Pods."""
 
     client: ClusterClient
-    crashes: KnownCrashes
+    crashes: KnownStarts
     plans: PlanStore
     logs: Followers
     explanations: ExplanationReader
@@ -177,8 +177,8 @@ class Reporter:
         before, now, applied = snapshot.resource.status, reported.status, result.applied
         # The snapshot may already leave out avoided nodes that were restarted.
         recorded = reading.sequence(reading.mapping(snapshot.manifest, "status").get("avoidedNodes"))
-        decisions = ("remediation", "last_crash", "rollback", "avoided_nodes")
-        has_decided = any(getattr(before, it) != getattr(now, it) for it in decisions) or len(recorded) != len(now.avoided_nodes or ())
+        decided = [(s.remediation, s.last_crash, s.rollback, s.avoided_nodes, s.cache and s.cache.quarantined) for s in (before, now)]
+        has_decided = decided[0] != decided[1] or len(recorded) != len(now.avoided_nodes or ())
         # Events, caches and why they were not filled before a rollout may only be known now.
         is_news = has_decided or _facts(before.cache) != _facts(now.cache) or reported.events or result.activity.skipped
         if before.plan is not None and not is_news and _awaits_controller(applied, observed.deployment):
@@ -187,7 +187,7 @@ class Reporter:
         if failed is not None:
             await self.plans.record(failed, FAILED_ANNOTATION, now=observed.now)
         await self._write(snapshot, reported)
-        await self._restart_stalled(snapshot.resource.metadata.namespace, reported.restart_pods)
+        await self._delete_stalled(snapshot.resource.metadata.namespace, reported.pods_to_delete)
         if has_decided:
             return Result("waiting", ACT_SECONDS)
         if applied.waiting:
@@ -303,7 +303,7 @@ class Reporter:
         await self.client.apply_status(body, manager=labels.STATUS_FIELD_MANAGER)
         self.metrics.wrote("status", labels.KIND)
 
-    async def _restart_stalled(self, namespace: str, pods: Iterable[PodView]) -> None:
+    async def _delete_stalled(self, namespace: str, pods: Iterable[PodView]) -> None:
         """Delete Pods whose start has stalled. The status already counts the restart, so that a killed operator does not count it twice."""
         for pod in pods:
             try:

@@ -60,14 +60,14 @@ class KnownCatalog:
 
 
 @dataclass(slots=True)
-class KnownCrashes:
-    """The crash signatures in use, for reading logs and for reports."""
+class KnownStarts:
+    """What is known about starts and crashes, for reading logs and for reports."""
 
     shipped: StartupKnowledge
     reporting: Knowledge
 
     @classmethod
-    def of(cls, startup: StartupKnowledge) -> "KnownCrashes":
+    def of(cls, startup: StartupKnowledge) -> "KnownStarts":
         """Start with the shipped signatures."""
         return cls(startup, load_knowledge(startup))
 

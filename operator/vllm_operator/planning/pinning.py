@@ -1,7 +1,8 @@
 """Pinned plans: a new version of the operator, changed rules or changed nodes do not restart Pods.
 
-A plan stays until the user changes the spec or requests a new plan with an annotation. A change of `replicas` does not count,
-because an autoscaler may make it, and new replicas must equal the old ones. The differences from a new plan are reported.
+A plan stays until a field changes that plans depend on (`planned_fields`), or a new plan is requested with an annotation. Three plans end
+by themselves: an open one whose GPU is taken, one that a race has beaten, and one made without the model's files. The differences from a
+new plan are reported.
 """
 
 import hashlib
@@ -75,7 +76,7 @@ def has_plan(pod: PodView, plan: Plan) -> bool:
 
 
 def is_in_force(pinned: Plan | None, resource: VLLMDeployment) -> bool:
-    """Return whether there is a plan, and it was made for the current spec, except replicas, and no new plan was requested since.
+    """Return whether there is a plan, and it was made for the current spec (`planned_fields`), and no new plan was requested since.
 
     The plan of an object that is rolled back is in force by definition.
     """

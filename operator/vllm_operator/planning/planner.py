@@ -58,10 +58,9 @@ def plan(
     """Plan one VLLMDeployment.
 
     `inventory` has the GPUs of the cluster, or why they are unknown; the current plan does not need them. `pinned` is the current plan
-    until the spec changes or a new plan is requested, which keeps its GPU if that still fits. `cache_generation` is that of the caches; by
-    default, that of the plan in force. `tools_image` is the operator's image, which contains its programs for Pods. `standing` is that of a
-    plan in force: if its Pods have no node, it is compared with what is free, which may replace an open one; with `chooses_gpu_again`, with
-    a new request.
+    until the spec changes or a new plan is requested, which keeps its GPU if that still fits. `cache_generation` is by default that of the
+    plan in force. `tools_image` is the operator's image, with its programs for Pods. If the Pods of a plan in force have no node
+    (`standing`), it is compared with what is free. With `chooses_gpu_again` (the command `plan`), the GPU is chosen as for a new request.
     """
     in_force = pinning.is_in_force(pinned, resource)
     digest, moved = pinning.digest_of_spec(resource.spec), overrides.translate(resource)

@@ -203,7 +203,7 @@ class Observation:
     claim_holders: Mapping[str, tuple[ClaimHolder, ...]] = field(default_factory=dict)  # Pods that keep a PVC from being deleted, by PVC
     pods: tuple[PodView, ...] = ()  # of the Deployment, including failed Pods and Pods that are being deleted
     followers: tuple[PodView, ...] = ()  # the other Pods of replicas on several nodes; `pods` has their leaders
-    primers: tuple[PodView, ...] = ()  # Pods that only fill a cache and never serve
+    primers: tuple[PodView, ...] = ()  # Pods of primers, which never serve
     jobs: tuple[Manifest, ...] = ()  # those that have no Pod, or no Pod that is bound to a node
     pod_events: tuple[Manifest, ...] = ()  # about Pods, PVCs and Jobs; without them, some messages are less precise
     startups: Mapping[RunKey, StartupState] = field(default_factory=dict)  # from the logs of current and crashed runs
@@ -259,7 +259,7 @@ class Observation:
 
     @cached_property
     def primer_facts(self) -> tuple[PodFacts, ...]:
-        """The Pods that only fill a cache, worst first."""
+        """The Pods of primers, worst first."""
         return tuple(sorted((_read_pod(self, pod) for pod in self.primers if pod.name), key=lambda pod: pod.severity))
 
     @cached_property

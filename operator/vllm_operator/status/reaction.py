@@ -35,7 +35,7 @@ class Reaction:
 
     remediation: RemediationStatus | None  # `status.remediation`; None if nothing was decided for the current spec
     cache_damage: CacheDamage
-    restart_pods: tuple[PodFacts, ...]  # stalled Pods to delete after the status is written
+    pods_to_delete: tuple[PodFacts, ...]  # stalled Pods to delete after the status is written
     is_unrecoverable: bool  # every start ends in the same crash until the spec changes
 
 
@@ -50,7 +50,7 @@ def react(observed: Observation, crashes: Crashes) -> Reaction:
     return Reaction(
         remediation=remediation,
         cache_damage=assess_cache_damage(observed, plan, crashes) if plan is not None else CacheDamage(),
-        restart_pods=tuple(view for view in observed.starting if view.start_name in listed and view.is_stalled),
+        pods_to_delete=tuple(view for view in observed.starting if view.start_name in listed and view.is_stalled),
         is_unrecoverable=is_stopped or (finding is not None and _ends_every_start(observed, finding, remediation)),
     )
 

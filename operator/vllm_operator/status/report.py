@@ -44,7 +44,7 @@ class Report:
 
     status: VLLMDeploymentStatus
     events: tuple[EventDraft, ...]
-    restart_pods: tuple[PodFacts, ...]  # stalled Pods to delete after the status is written
+    pods_to_delete: tuple[PodFacts, ...]  # stalled Pods to delete after the status is written
     start: StartClock | None  # the start in progress
     warm_starts: tuple[tuple[datetime, int], ...]  # ends and saved seconds of warm starts whose logs were read
     requeue_after_seconds: float | None  # after this time, the report may change without a change in the cluster
@@ -64,7 +64,7 @@ def report(observed: Observation) -> Report:
     return Report(
         status=status,
         events=draft_events(observed, status, crashes, logged),
-        restart_pods=reaction.restart_pods,
+        pods_to_delete=reaction.pods_to_delete,
         start=start_clock(observed),
         warm_starts=saved_seconds(observed, status.cache),
         requeue_after_seconds=max(_SOON, (min(due) - observed.now).total_seconds()) if due else None,
