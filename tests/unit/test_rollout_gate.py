@@ -101,17 +101,19 @@ def test_a_plan_that_is_not_worse_is_held_in_none_of_200_rollouts(change: dict[s
 
 
 REAL: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "corpus" / "measured" / "h200.json").read_text())
-"""Reports of the program for vLLM 0.20.1 on H200 (docs/measured-rollouts.md), and which figures are worse."""
+"""Reports of the program for vLLM 0.20.1, and in the last case 0.26.0, on H200 (docs/measured-rollouts.md), and which figures are worse."""
 
 
 @pytest.mark.parametrize("case", REAL, ids=[case["name"] for case in REAL])
 def test_a_difference_of_real_kernels_is_found_where_it_is(case: dict[str, Any]) -> None:
     before, after = ([read_measurement(run) for run in case[plan]["runs"]] for plan in ("before", "after"))
     record = GateRecord(against="0", load="", before=tuple(filter(None, before)), after=tuple(filter(None, after)))
-    assert len(record.before) == len(record.after) == 2
+    assert len(record.before) == len(record.after)
     assert [figure.name for figure in record.worse] == case["worse"]
-    # two runs of each were enough, but for one, whose runs differ by 15 %
+    # two runs of each were enough, but for FLASHMLA and two versions, whose runs differ by 15 and 30 %
     assert record.is_over == (case["after"]["backend"] != "FLASHMLA")
+    first = record.model_copy(update={"before": record.before[:2], "after": record.after[:2]})
+    assert first.is_over == (case["after"]["backend"] not in ("FLASHMLA", "0.26.0"))
 
 
 def test_the_size_of_the_kv_cache_is_known_only_where_the_engine_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
