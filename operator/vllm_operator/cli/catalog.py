@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,11 +36,9 @@ INGEST, INGEST_SECONDS = "ingest", 300.0
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the catalog: its entries by ID, the columns of their table, and how to find more than these by name."""
+    """A part of the catalog: its entries by ID, and how to find more than these by name. `columns.yaml` has its table."""
 
     entries: Callable[[Catalog, StartupKnowledge], Mapping[str, Any]]
-    columns: Mapping[str, Callable[[Any], Any]]
-    hint: str
     find: Callable[[Catalog, str], Any] | None = None
 
 
@@ -48,7 +46,7 @@ def show_catalog(arguments: argparse.Namespace) -> int:
     """Print a part of the catalog, or the table of a build. Return the exit status."""
     if arguments.section == INGEST:
         return _ingest(arguments.id or "")
-    section = SECTIONS[arguments.section]
+    section, shown = SECTIONS[arguments.section], read_data("columns.yaml")[arguments.section]
     catalog = catalog_with(texts_in(arguments.rules))
     entries = section.entries(catalog, known_crashes(arguments.signatures))
     if arguments.id is not None:
@@ -56,14 +54,14 @@ def show_catalog(arguments: argparse.Namespace) -> int:
         found = section.find(catalog, arguments.id) if section.find is not None else by_name.get(arguments.id.casefold())
         if found is None:
             near = _similar(arguments.id, entries)
-            hint = f"Did you mean {listed(near, 'or')}?" if near else section.hint
+            hint = f"Did you mean {listed(near, 'or')}?" if near else shown["hint"]
             raise InputError(f"the catalog has no entry {arguments.id}. {hint}")
         print_as(found, arguments.output or "yaml")
     elif arguments.output:
         print_as(entries, arguments.output)
     else:
-        rows = [(name, *(_cell(value(entry)) for value in section.columns.values())) for name, entry in entries.items()]
-        print("\n".join(table(("NAME", *section.columns), rows)))
+        rows = [(name, *_cells(entry, shown["columns"])) for name, entry in entries.items()]
+        print("\n".join(table(("NAME", *shown["columns"]), rows)))
         print(f"\nCatalog {catalog.version}. For everything about one entry: vllm-operator catalog {arguments.section} ID")
     return 0
 
@@ -81,10 +79,22 @@ def _ingest(path: str) -> int:
     return 0
 
 
-def _cell(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else ""
-    return " ".join(map(str, value)) if isinstance(value, list) else "" if value is None else str(value)
+def _cells(entry: Mapping[str, Any], columns: Mapping[str, str]) -> Iterator[str]:
+    from jinja2 import ChainableUndefined, Environment  # slow to import, and not always needed
+
+    environment = Environment(undefined=ChainableUndefined)
+    functions = {"effect": lambda: _effect(entry), "short": lambda text: textwrap.shorten(text, NARROW, placeholder=" ...")}
+    for expression in columns.values():
+        value = environment.compile_expression(expression)(functions, **entry)
+        yield (
+            ("yes" if value else "")
+            if isinstance(value, bool)
+            else " ".join(map(str, value))
+            if isinstance(value, list)
+            else ""
+            if value is None
+            else str(value)
+        )
 
 
 def _similar(name: str, entries: Mapping[str, Any]) -> list[str]:
@@ -200,64 +210,11 @@ def _effect(entry: Any) -> str:
 
 
 SECTIONS = {
-    "versions": Section(
-        _versions,
-        {
-            "CUDA": lambda entry: entry["bundle"].get("cuda"),
-            "TORCH": lambda entry: entry["bundle"].get("torch"),
-            "FLASHINFER": lambda entry: entry["bundle"].get("flashinfer"),
-            "DEEPGEMM": lambda entry: "vendored" if entry["bundle"]["deepGemm"] else "",
-            "FLAGS": lambda entry: entry["flags"],
-            "VARIABLES": lambda entry: entry["variables"],
-            "BACKENDS": lambda entry: entry["backends"],
-        },
-        "Give a version, for example 0.20.1.",
-        _find_version,
-    ),
-    "gpus": Section(
-        _gpus,
-        {
-            "GPU": lambda entry: entry.get("title"),
-            "ARCHITECTURE": lambda entry: f"{entry.get('architecture', entry['name'])} {entry['family']}",
-            "MEMORY": lambda entry: f"{entry['memory']} MiB" if "memory" in entry else "",
-            "FP8": lambda entry: entry["fp8"],
-            "FP4": lambda entry: entry["fp4"],
-            "MIG": lambda entry: entry["mig"],
-            "CUDA FROM": lambda entry: entry["cuda"],
-        },
-        "Give an architecture (sm_90), or a product as in the node label nvidia.com/gpu.product.",
-        _find_gpu,
-    ),
-    "models": Section(
-        lambda catalog, _: {family.name: _written(family) for family in catalog.models.families},
-        {
-            "ATTENTION": lambda entry: entry.get("attention"),
-            "EXPERTS": lambda entry: entry.get("experts") or ("none" if "experts" in entry else None),
-            "ROUTING": lambda entry: entry.get("routing"),
-            "FORMAT": lambda entry: entry.get("quantization"),
-            "SIZE": lambda entry: f"{entry['billions']:g} B" if "billions" in entry else "",
-            "NAMES LIKE": lambda entry: entry["patterns"],
-        },
-        "Give a family, or a model such as deepseek-ai/DeepSeek-V3.2.",
-        _find_model,
-    ),
-    "rules": Section(
-        _rules,
-        {
-            "OF": lambda entry: entry.get("of", "operator"),
-            "COMPONENT": lambda entry: entry["component"],
-            "KIND": lambda entry: entry["kind"],
-            "VERSIONS": lambda entry: entry.get("when", {}).get("versions", "all"),
-            "GPUS": lambda entry: entry.get("when", {}).get("architectures"),
-            "WHAT FOLLOWS": _effect,
-        },
-        "Give the ID of a rule. Without an ID, this command lists all rules.",
-    ),
-    "signatures": Section(
-        lambda _, knowledge: {each.signature.id: _signature(each) for each in examples(knowledge.signatures)},
-        {"KIND": lambda entry: entry["severity"], "CAUSE": lambda entry: textwrap.shorten(entry["cause"], NARROW, placeholder=" ...")},
-        "Give the name of a crash. Without a name, this command lists all of them.",
-    ),
+    "versions": Section(_versions, _find_version),
+    "gpus": Section(_gpus, _find_gpu),
+    "models": Section(lambda catalog, _: {family.name: _written(family) for family in catalog.models.families}, _find_model),
+    "rules": Section(_rules),
+    "signatures": Section(lambda _, knowledge: {each.signature.id: _signature(each) for each in examples(knowledge.signatures)}),
 }
 
 
