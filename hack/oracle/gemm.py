@@ -139,7 +139,9 @@ class Selector:
 
 def kernel_of(method: Any, layer: Any) -> str:
     """Our name of the kernel that a method holds."""
-    holders = [holder for holder in (method, getattr(layer, "scheme", None), layer) if holder is not None]
+    scheme = getattr(method, "scheme", None)
+    inner = getattr(scheme, "linear_method", None)  # of AutoRound
+    holders = [holder for holder in (method, scheme, inner, getattr(layer, "scheme", None), layer) if holder is not None]
     if any(getattr(holder, "use_marlin", False) for holder in holders):
         return "MARLIN"
     kinds = [type(value) for holder in holders for value in vars(holder).values()]

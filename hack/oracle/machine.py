@@ -18,6 +18,7 @@ EXTENSIONS = (
     "vllm._moe_C",
     "vllm._flashmla_C",
     "vllm._flashmla_extension_C",
+    "vllm._flashkda_C",
     "vllm._qutlass_C",
     "vllm._deepselect_C",
     "vllm._version",

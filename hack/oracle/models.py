@@ -24,8 +24,19 @@ from oracle.machine import Machine, Operator, cached_functions
 
 LAYERS = 6
 """Layers of a model that are built: no kind of layer repeats later than this."""
-LISTS = ("layer_types", "hybrid_layer_pattern", "moe_layer_freq", "attn_type_list", "hybrid_override_pattern", "no_rope_layers")
+LISTS = (
+    "layer_types",
+    "mlp_layer_types",
+    "indexer_types",
+    "hybrid_layer_pattern",
+    "moe_layer_freq",
+    "attn_type_list",
+    "hybrid_override_pattern",
+    "no_rope_layers",
+)
 ENCODERS = re.compile(r"vision|visual|audio|multi_modal|mm_projector")
+FIXED = {"MarlinMoEMethod": "MARLIN", "MoeWNA16Method": "TRITON"}
+"""Methods with one backend of experts, by a part of their names (before 0.25)."""
 NOT_DENSE = re.compile(r"lm_head|embed|(\.|_)gate$|router|indexer|expert_gate|mtp|conv1d")
 """Layers of which a plan says nothing."""
 
@@ -51,6 +62,8 @@ def _shorten(config: Mapping[str, Any]) -> dict[str, Any]:
     if "num_hidden_layers" in short:
         lists = {name: short[name][:LAYERS] for name in LISTS if isinstance(short.get(name), list | str)}
         short |= {**lists, "num_hidden_layers": min(LAYERS, int(short["num_hidden_layers"]))}
+        if short.get("num_kv_shared_layers"):  # the last ones, which have no cache of their own
+            short["num_kv_shared_layers"] = 0
     return short
 
 
@@ -130,6 +143,8 @@ def _backend_names() -> dict[str, str]:
 
 def _experts(layer: Any) -> str:
     method = layer.quant_method
+    if named := next((name for words, name in FIXED.items() if words in type(method).__name__), None):
+        return named
     holders = [method, getattr(method, "quant_method", None), getattr(layer, "scheme", None)]
     for holder in holders:
         for value in vars(holder).values() if hasattr(holder, "__dict__") else ():

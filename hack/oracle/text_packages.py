@@ -18,6 +18,12 @@ class _Anything(type):
             raise AttributeError(name)
         return make_placeholder(name)
 
+    def __getitem__(cls, parameters: Any) -> "_Anything":
+        return cls
+
+    def __contains__(cls, item: object) -> bool:
+        return False
+
 
 def make_placeholder(name: str) -> Any:
     """Something to import; calling it makes an object without behaviour."""

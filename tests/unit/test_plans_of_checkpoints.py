@@ -184,6 +184,7 @@ def test_blocks_that_the_gpus_cut_are_divided_since_0_29(architecture: str) -> N
     assert plan(BLOCKS, "0.33.0", architecture, **TP8, backends={"moe": "DEEPGEMM"}).refusal is not None
 
 
+AWQ_GROUPS = {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}}
 GPTQ_GROUPS = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}}
 
 
@@ -196,6 +197,7 @@ def test_groups_that_the_gpus_cut_are_refused_since_0_25_except_in_gptq(architec
     assert backend(plan(GROUPS, "0.33.0", architecture, parallelism={"tensor": 2}), "MoE") != "TRITON"
     assert backend(plan(GROUPS, "0.21.0", architecture, **TP4), "MoE") == "TRITON"
     assert backend(plan(GROUPS, "0.33.0", architecture, GPTQ_GROUPS, **TP4), "MoE") == "TRITON"
+    assert backend(plan(GROUPS, "0.33.0", architecture, AWQ_GROUPS, **TP4), "MoE") == "TRITON"
 
 
 def test_the_mark_of_images_in_the_configuration_counts() -> None:
@@ -440,3 +442,83 @@ def test_gemma_2_in_integers_does_not_start_in_float32(method: str) -> None:
 @pytest.mark.parametrize("mark", [{"is_causal": False}, {"use_bidirectional_attention": True}])
 def test_attention_in_both_directions_has_no_backend_of_a_decoder(mark: dict[str, Any]) -> None:
     assert "Attention" not in chosen(plan(LLAMA, "0.33.0", "sm_100", {"quantization_config": {}, **mark}))
+
+
+PLAIN = {"quantization_config": None, "torch_dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("value", "architecture", "taken"),
+    [
+        ("fp8", "sm_75", "MARLIN"),
+        ("fp8", "sm_89", "CUTLASS"),
+        ("fp8_per_block", "sm_90", "DEEPGEMM"),
+        ("mxfp8", "sm_100", "FLASHINFER_CUTEDSL"),
+    ],
+)
+def test_the_flag_quantizes_a_checkpoint_in_16_bits(value: str, architecture: str, taken: str) -> None:
+    assert backend(plan(BLOCKS, "0.33.0", architecture, PLAIN), "GEMM") == "TORCH"
+    assert backend(plan(BLOCKS, "0.33.0", architecture, PLAIN, args={"quantization": value}), "GEMM") == taken
+
+
+def test_the_flag_that_names_the_format_of_the_checkpoint_changes_nothing() -> None:
+    without, given = (plan(GROUPS, "0.33.0", "sm_80", AWQ_GROUPS, args=args) for args in ({}, {"quantization": "awq"}))
+    assert [chosen(each) for each in (without, given)] == [chosen(without)] * 2
+    assert plan(BLOCKS, "0.33.0", "sm_90", args={"quantization": "fp8"}).refusal is None
+
+
+@pytest.mark.parametrize(
+    ("value", "unknown", "known"),
+    [
+        ("bitsandbytes", "0.28.0", "0.27.1"),
+        ("nvfp4_per_token", "0.25.1", "0.26.0"),
+        ("fp8_per_channel", "0.23.0", "0.24.0"),
+        ("gguf", "0.24.0", "0.23.0"),
+    ],
+)
+def test_a_format_that_the_version_does_not_know_is_refused(value: str, unknown: str, known: str) -> None:
+    assert plan(BLOCKS, unknown, "sm_90", PLAIN, args={"quantization": value}).refusal is not None
+    assert plan(BLOCKS, known, "sm_90", PLAIN, args={"quantization": value}).refusal is None
+
+
+def test_weights_ordered_by_activation_are_refused_since_0_30() -> None:
+    ordered = {"quantization_config": {**GPTQ_GROUPS["quantization_config"], "desc_act": True}}
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "symmetric": True, "actorder": "group"}
+    packed = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"group_0": {"weights": weights}}}
+    for changes in (ordered, {"quantization_config": packed}):
+        assert plan(GROUPS, "0.29.0", "sm_80", changes).refusal is None
+        assert "ordering" in str(plan(GROUPS, "0.30.0", "sm_80", changes).refusal)
+
+
+@pytest.mark.parametrize(
+    ("written", "starts"),
+    [
+        ({"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}, "sm_80 since 0.27.0"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}, "sm_80 since 0.27.0"),
+        ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "sm_80 since 0.24.0"),
+        ({"quant_method": "experts_int8"}, "sm_80 since 0.20.1"),
+        ({"quant_method": "fbgemm_fp8"}, "sm_80 since 0.20.1"),
+    ],
+)
+def test_formats_that_need_a_newer_gpu_are_refused(written: dict[str, Any], starts: str) -> None:
+    _, _, since = starts.split()
+    changes = {"quantization_config": written}
+    assert plan(BLOCKS, since, "sm_80", changes).refusal is None
+    assert plan(BLOCKS, since, "sm_89", changes).refusal is None
+    if since == "0.20.1":
+        assert plan(BLOCKS, "0.33.0", "sm_75", changes).refusal is not None
+    else:
+        assert plan(BLOCKS, "0.23.0", "sm_80", changes).refusal is not None
+
+
+@pytest.mark.parametrize("version", ["0.21.0", "0.26.0", "0.33.0"])
+@pytest.mark.parametrize("architecture", ["sm_90", "sm_100"])
+def test_adapters_have_experts_that_support_them(version: str, architecture: str) -> None:
+    lora: dict[str, Any] = {"args": {"enable-lora": ""}}
+    nvfp4 = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}
+    fp8 = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}
+    assert backend(plan(BLOCKS, version, architecture, **lora), "MoE") == "TRITON"
+    assert backend(plan(BLOCKS, version, architecture, fp8, **lora), "MoE") == "TRITON"
+    assert backend(plan(BLOCKS, version, architecture, nvfp4, **lora), "MoE") == "MARLIN"
+    taken = "FLASHINFER_TRTLLM" if architecture == "sm_100" and version != "0.21.0" else "TRITON"
+    assert backend(plan(BLOCKS, version, architecture, PLAIN, **lora), "MoE") == taken

@@ -176,6 +176,7 @@ def read_config(config: Mapping[str, Any]) -> Facts:
     quantization, scheme = _read_format(read.text, written)
     unordered = written.get("desc_act") is not True or written.get("group_size") == -1  # with a single group, vLLM ignores the mark
     one_group = -1 if _of_first_group(written).get("strategy") == "channel" else None
+    order = _of_first_group(written).get("actorder")
     group = read_integer(written.get("group_size")) or read_integer(_of_first_group(written).get("group_size")) or one_group
     is_integer = text(written, "quant_method") in INTEGERS or text(written, "format") == "pack-quantized"
     dims = tuple(size for key in MLA_KEYS if (size := read.first(key)) is not None)
@@ -186,7 +187,7 @@ def read_config(config: Mapping[str, Any]) -> Facts:
         experts=experts if experts is not None else (None if heads is None else 0),
         quantization=quantization,
         quantization_scheme=scheme,
-        desc_act=not unordered if "gptq" in text(written, "quant_method") else None,
+        desc_act=not unordered if "gptq" in text(written, "quant_method") else order in ("group", "dynamic") or None,
         routing=_routing(read.text, groups) if experts else None,
         routing_groups=groups if groups is not None else (0 if experts else None),
         hidden_size=read.first("hidden_size"),

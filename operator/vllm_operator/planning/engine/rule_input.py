@@ -58,6 +58,8 @@ def describe_rule_input(
     expert = parallelism.expert == "Enabled" or "--enable-expert-parallel" in arguments
     expert_tensor = 1 if expert else tensor * data  # vLLM also splits each expert over the GPUs of all data-parallel ranks
     known: dict[str, Any] = {name: getattr(facts, name) for name in (*FACTS, "family")}
+    if facts.quantization in (None, Quantization.BF16, Quantization.FP16) and not facts.quantization_scheme:
+        known |= load_questions().online.get(arguments.get("--quantization", ""), {})
     known["image_prefix"] = _image_prefix(facts, release)
     if release < load_memory().kv_cache.checkpoint_type_since:
         known["kv_cache"] = None
