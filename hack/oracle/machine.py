@@ -218,7 +218,7 @@ def _make_up_operators() -> None:
         except AttributeError:
             if name in PREDICATES:
                 return PREDICATES[name]
-            if Operator.present and namespace.name.startswith(("_C", "_moe_C")) and not name.startswith("__"):
+            if Operator.present and namespace.name.startswith(("_C", "_moe_C", "_flashkda_C")) and not name.startswith("__"):
                 return Operator()
             raise
 

@@ -173,7 +173,7 @@ TP4: dict[str, Any] = {"parallelism": {"tensor": 4}}
 TP8: dict[str, Any] = {"parallelism": {"tensor": 8}}
 
 
-@pytest.mark.parametrize("architecture", ["sm_90", "sm_100", "sm_120"])
+@pytest.mark.parametrize("architecture", ["sm_89", "sm_90", "sm_100", "sm_120"])
 def test_blocks_that_the_gpus_cut_are_divided_since_0_29(architecture: str) -> None:
     for goal in ("Throughput", "Latency"):
         assert backend(plan(BLOCKS, "0.33.0", architecture, **TP8, backends={"optimizeFor": goal}), "MoE") == "TRITON"
@@ -452,7 +452,9 @@ PLAIN = {"quantization_config": None, "torch_dtype": "bfloat16"}
     [
         ("fp8", "sm_75", "MARLIN"),
         ("fp8", "sm_89", "CUTLASS"),
+        ("fp8_per_channel", "sm_90", "CUTLASS"),
         ("fp8_per_block", "sm_90", "DEEPGEMM"),
+        ("experts_int8", "sm_90", "TORCH"),
         ("mxfp8", "sm_100", "FLASHINFER_CUTEDSL"),
     ],
 )
@@ -477,8 +479,8 @@ def test_the_flag_that_names_the_format_of_the_checkpoint_changes_nothing() -> N
     ],
 )
 def test_a_format_that_the_version_does_not_know_is_refused(value: str, unknown: str, known: str) -> None:
-    assert plan(BLOCKS, unknown, "sm_90", PLAIN, args={"quantization": value}).refusal is not None
-    assert plan(BLOCKS, known, "sm_90", PLAIN, args={"quantization": value}).refusal is None
+    assert plan(BLOCKS, unknown, "sm_100", PLAIN, args={"quantization": value}).refusal is not None
+    assert plan(BLOCKS, known, "sm_100", PLAIN, args={"quantization": value}).refusal is None
 
 
 def test_weights_ordered_by_activation_are_refused_since_0_30() -> None:
@@ -498,17 +500,30 @@ def test_weights_ordered_by_activation_are_refused_since_0_30() -> None:
         ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "sm_80 since 0.24.0"),
         ({"quant_method": "experts_int8"}, "sm_80 since 0.20.1"),
         ({"quant_method": "fbgemm_fp8"}, "sm_80 since 0.20.1"),
+        ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp8_e4m3"}}}, "sm_89 since 0.20.1"),
     ],
 )
 def test_formats_that_need_a_newer_gpu_are_refused(written: dict[str, Any], starts: str) -> None:
-    _, _, since = starts.split()
+    oldest, _, since = starts.split()
     changes = {"quantization_config": written}
-    assert plan(BLOCKS, since, "sm_80", changes).refusal is None
+    assert plan(BLOCKS, since, oldest, changes).refusal is None
     assert plan(BLOCKS, since, "sm_89", changes).refusal is None
     if since == "0.20.1":
         assert plan(BLOCKS, "0.33.0", "sm_75", changes).refusal is not None
     else:
         assert plan(BLOCKS, "0.23.0", "sm_80", changes).refusal is not None
+
+
+def test_experts_in_8_bit_integers_run_with_triton_and_the_other_layers_stay_wide() -> None:
+    for value in ("experts_int8", "int8_per_channel_weight_only"):
+        decision = plan(BLOCKS, "0.33.0", "sm_100", PLAIN, args={"quantization": value})
+        assert (backend(decision, "MoE"), backend(decision, "GEMM")) == ("TRITON", "TORCH")
+
+
+@pytest.mark.parametrize(("value", "refused", "starts"), [("fp8_per_channel", "sm_80", "sm_89"), ("nvfp4_per_token", "sm_120", "sm_100")])
+def test_a_format_of_the_flag_that_needs_other_gpus_is_refused(value: str, refused: str, starts: str) -> None:
+    assert value in str(plan(BLOCKS, "0.33.0", refused, PLAIN, args={"quantization": value}).refusal)
+    assert plan(BLOCKS, "0.33.0", starts, PLAIN, args={"quantization": value}).refusal is None
 
 
 @pytest.mark.parametrize("version", ["0.21.0", "0.26.0", "0.33.0"])

@@ -64,6 +64,7 @@ FLAGS: dict[str, str | None] = {
     "--decode-context-parallel-size": "2",
     "--attention-config.indexer_kv_dtype": "mxfp4",
     "--attention-config.use_fp4_indexer_cache": "true",
+    "--enable-lora": None,
 }
 OTHER_FLAGS: dict[str, dict[str, str | None]] = {
     "kv-cache-fp8-e5m2-fp8-weights": {"--kv-cache-dtype": "fp8_e5m2"},
@@ -83,6 +84,11 @@ OTHER_FLAGS: dict[str, dict[str, str | None]] = {
     "nvllm-cute-cache-forced": {"--kv-cache-dtype": "auto"},
     "sparse-cache-workstation-other-types": {"--kv-cache-dtype": "fp8_e5m2"},
     "sparse-cache-workstation-bfloat16": {"--kv-cache-dtype": "bfloat16"},
+    "moe-nvfp4-per-token-needs-blackwell": {"--quantization": "nvfp4_per_token"},
+    "fp8-per-channel-needs-ada": {"--quantization": "fp8_per_channel"},
+    "quantization-of-a-newer-version": {"--quantization": "nvfp4_per_token"},
+    "quantization-of-0.24": {"--quantization": "auto_awq"},
+    "quantization-removed": {"--quantization": "gguf"},
 }
 FORCED = {
     "moe-uneven-blocks-forced": {"moe": "DEEPGEMM"},
@@ -189,6 +195,11 @@ OF_FILES = {
     "kv-cache-turboquant-windows",
     "integers-with-fp8-activations",
     "deprecated-format",
+    "format-needs-ampere",
+    "modelopt-fp8-needs-ada-until-0.26",
+    "modelopt-mixed-needs-ada-until-0.23",
+    "quark-fp8-needs-ada",
+    "moe-int8-weights-engine",
     "gemm-compressed-blocks-engine",
     "bitsandbytes-removed",
     "float32-on-turing-quantized",

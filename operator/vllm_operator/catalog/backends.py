@@ -331,7 +331,7 @@ class Questions(Entry):
     expert_flags: frozenset[str]
     expert_variables: frozenset[str]
     expert_pins: tuple[str, ...]
-    online: Mapping[str, Mapping[str, str]]
+    online: Mapping[str, Mapping[str, bool | str]]
     gemm_schemes: Mapping[str, tuple[str, ...]]
     gemm_weights_only: Mapping[str, str]
     gemm_groups: frozenset[int]

@@ -273,7 +273,8 @@ def _read_format(config: Mapping[str, Any], written: Mapping[str, Any]) -> tuple
         return names.packed.get(packed), "compressed-tensor" if packed == "float-quantized" and strategy == "tensor" else "compressed"
     form_of_name = names.quantizations.get(method) or names.quantizations.get(algorithm.lower())
     if form_of_name is None:
-        return None, MIXED if algorithm == "MIXED_PRECISION" else method or None
+        quark = text(mapping(mapping(written, "global_quant_config"), "weight"), "dtype") if method == "quark" else ""
+        return None, MIXED if algorithm == "MIXED_PRECISION" else "-".join(filter(None, (method, quark))) or None
     return form_of_name, method if method == "mxfp8" else "modelopt" if algorithm in ("FP8", "NVFP4", "MXFP8") else None
 
 

@@ -104,7 +104,7 @@ TENSOR_SIZES = (1, 2, 4, 8)  # tensor-parallel sizes to choose from, limited to 
 def divides_blocks(release: Release, architecture: str | None) -> bool:
     """Return whether vLLM divides the blocks of FP8 scales, so that experts need not be multiples of them."""
     # vllm/model_executor/layers/fused_moe/oracle/fp8.py resolve_fp8_moe_weight_block_shape (0.29.0)
-    return release >= (0, 29, 0) and (architecture or "").startswith(("sm_90", "sm_100", "sm_103", "sm_12"))
+    return release >= (0, 29, 0) and (architecture or "").startswith(("sm_89", "sm_90", "sm_100", "sm_103", "sm_12"))
 
 
 def allowed(shape: ModelShape, form: WeightFormat, parallel: ParallelShape, context: int = 1, *, divides: bool = False) -> str | None:
