@@ -2,7 +2,7 @@
 
     python hack/ingest_vllm.py WHEEL... [--check]
 
-A WHEEL (0.24 or newer) is a file from any package index, or a folder with what it holds. The result is a file of the catalog
+A WHEEL (0.11 or newer) is a file from any package index, or a folder with what it holds. The result is a file of the catalog
 (`catalog/data/versions`). The program for Pods (`tools/vllm_build.py`) reads it as text, so neither a GPU nor the wheel's dependencies are
 needed. `--check` writes nothing and fails on a difference.
 """

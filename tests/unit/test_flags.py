@@ -10,7 +10,9 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import EngineSpec
 from vllm_operator.api.status import RemedyChange
 from vllm_operator.catalog.versions import load_versions
+from vllm_operator.planning.engine.overrides import subject_of
 from vllm_operator.rendering.pod import render_pod_template
+from vllm_operator.sizing.engine import read_flags
 from vllm_operator.status.remedies import patch_operations
 
 
@@ -134,3 +136,17 @@ def test_an_abbreviation_of_a_flag_that_has_a_field_is_refused() -> None:
     reason, message = refusal(deployment("hf://Qwen/Qwen3-8B", engine=engine), real_node("h200"))
     assert reason == "InvalidSpec"
     assert "--tensor-parallel, which is short for --tensor-parallel-size; use parallelism.tensor" in message
+
+
+def test_the_opposite_of_a_flag_is_known_since_the_parser_pairs_them() -> None:
+    def with_opposite(version: str) -> VLLMDeployment:
+        return deployment(engine={"version": version, "args": [{"name": "disable-prefix-caching"}]})
+
+    assert "does not know the flag --disable-prefix-caching" in refusal(with_opposite("0.32.0"), real_node("h200"))[1]
+    assert not any("--disable-prefix-caching" in note for note in made(with_opposite("0.33.0"), real_node("h200")).notes)
+    assert read_flags({"--disable-prefix-caching": None}) == read_flags({"--no-enable-prefix-caching": None})
+
+
+@pytest.mark.parametrize("flag", ["--enable-expert-parallel", "--no-enable-expert-parallel", "--disable-expert-parallel"])
+def test_each_spelling_of_a_switch_sets_the_same_option(flag: str) -> None:
+    assert subject_of(flag) == subject_of("enable_expert_parallel") != subject_of("--expert-placement-strategy")

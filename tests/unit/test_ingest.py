@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import shutil
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -139,6 +140,7 @@ def test_a_nightly_in_an_image_is_planned_by_its_own_table(tmp_path: Path, capsy
         ("0.35.0", "0.33.0", "0.35.0", "0.35.0"),
         ("0.1.dev1", "0.24.0", "0.24.0", "0.24.0"),
         ("0.0.0", "0.17.1", "0.17.1", "0.17.1"),
+        ("1.3.1", "0.24.0", "0.24.0", "0.24.0"),
     ],
 )
 def test_rules_count_a_build_as_the_release_that_it_was_made_after_or_is_most_like(
@@ -160,6 +162,143 @@ def test_the_plan_of_a_known_release_is_the_same_with_the_table_that_was_read() 
     assert read is not None
     assert [note for note in read.notes if note not in usual.notes] == [note("version.read", build="0.20.1", version="0.20.1").text]
     assert (read.env, read.args, read.backends, read.cache_key) == (usual.env, usual.args, usual.backends, usual.cache_key)
+
+
+@pytest.mark.parametrize(
+    ("module", "cls"),
+    [
+        ("vllm/platforms/interface.py", "_Backend"),
+        ("vllm/attention/backends/registry.py", "_Backend"),
+        ("vllm/attention/backends/registry.py", "AttentionBackendEnum"),
+    ],
+)
+def test_backends_are_read_where_older_releases_have_them(module: str, cls: str, tmp_path: Path) -> None:
+    older = {
+        "vllm/v1/attention/backends/registry.py": "",
+        module: f"class {cls}(enum.Enum):\n    FLASH_ATTN = enum.auto()\n    PALLAS = enum.auto()\n",
+        "vllm/config/parallel.py": 'class ParallelConfig:\n    all2all_backend: Literal["naive", "pplx"] | None = None\n',
+    }
+    backends = read_table(str(write(tmp_path, **older)))["backends"]
+    assert (backends["attention"], backends["all2all"]) == (["FLASH_ATTN"], ["naive", "pplx"])
+
+
+PAIRED = {
+    "vllm/engine/arg_utils.py": """
+group.add_argument("--enable-lora", **kwargs["enable_lora"])
+group.add_argument("--disable-cascade-attn", action=argparse.BooleanOptionalAction)
+group.add_argument("--disable-log-stats", action="store_true")
+""",
+    "vllm/entrypoints/openai/cli_args.py": """
+class FrontendArgs:
+    enable_offline_docs: bool = False
+    disable_access_log_for_endpoints: str | None = None
+""",
+}
+
+
+def test_a_parser_that_pairs_flags_knows_the_opposite_of_each_flag_for_a_bool(tmp_path: Path) -> None:
+    parser = {"vllm/utils/argparse_utils.py": "class EnableDisableAction(BooleanOptionalAction): pass"}
+    assert read_table(str(write(tmp_path / "paired", **PAIRED, **parser)))["flags"] == {
+        "--disable-access-log-for-endpoints": [],
+        "--disable-cascade-attn": ["--enable-cascade-attn"],
+        "--disable-log-stats": [],
+        "--enable-lora": ["--disable-lora"],
+        "--enable-offline-docs": ["--disable-offline-docs"],
+    }
+    assert set(map(len, read_table(str(write(tmp_path / "before", **PAIRED)))["flags"].values())) == {0}
+
+
+PACKAGES = "usr/local/lib/python3.12/dist-packages"
+OTHER = {"vllm/envs.py": FILES["vllm/envs.py"] + "\n"}
+METADATA = "vllm-0.40.0.dist-info/METADATA"
+
+
+def installed(folder: Path, prefix: str, packages: str = "lib/python3.12/site-packages", **changes: str) -> Path:
+    """A build as an installer leaves it in an environment, with the command `vllm`."""
+    script(folder / prefix)
+    return write(folder / prefix / packages, **changes)
+
+
+def script(environment: Path) -> int:
+    (environment / "bin").mkdir(parents=True)
+    return (environment / "bin/vllm").write_text("#!/usr/bin/python3\n")
+
+
+def checked_out(folder: Path) -> Path:
+    """A source tree that an editable install uses; its version is in a module, and its metadata elsewhere."""
+    write(folder, **{"vllm/_version.py": "__version__ = version = '0.40.0'\n"})
+    (folder / METADATA).unlink()
+    return folder
+
+
+LAYOUTS: dict[str, Callable[[Path], object]] = {
+    "the root environment": lambda root: installed(root, "usr/local", "lib/python3.12/dist-packages"),
+    "an environment of an application": lambda root: installed(root, "app/.venv"),
+    "another build without a command beside it": lambda root: (installed(root, "opt/venv"), write(root / "opt/vllm", **OTHER)),
+    "the same build twice": lambda root: (write(root / PACKAGES), write(root / "opt/copy")),
+    "an editable install": lambda root: (script(root / "opt/venv"), checked_out(root / "src/vllm")),
+    "a part of vLLM in another package": lambda root: (write(root / PACKAGES), vendored(root / PACKAGES / "other/_vendor")),
+}
+
+
+def vendored(folder: Path) -> int:
+    (folder / "vllm").mkdir(parents=True)
+    return (folder / "vllm/envs.py").write_text("environment_variables = {'VLLM_OF_ANOTHER_TIME': 1}\n")
+
+
+@pytest.mark.parametrize("make", LAYOUTS.values(), ids=LAYOUTS)
+def test_vllm_is_found_where_images_have_it(make: Callable[[Path], object], wheel: Path, tmp_path: Path) -> None:
+    make(tmp_path / "image")
+    found, usual = read_table(str(tmp_path / "image")), read_table(str(wheel))
+    assert {**found, "bundle": {}} == {**usual, "bundle": {}}
+
+
+def test_the_package_itself_may_be_named(tmp_path: Path) -> None:
+    assert read_table(f"{write(tmp_path)}/vllm/")["version"] == "0.40.0"
+
+
+def test_two_different_builds_are_named_instead_of_guessing(tmp_path: Path) -> None:
+    installed(tmp_path, "opt/one")
+    installed(tmp_path, "opt/two", **OTHER)
+    with pytest.raises(ValueError, match=r"several different builds of vLLM: .*opt/one/.*, .*opt/two/"):
+        read_table(str(tmp_path))
+
+
+def test_files_may_be_links_within_the_image_as_uv_makes_them(tmp_path: Path) -> None:
+    store = write(tmp_path / "root/.cache/uv/archive-v0/a1")
+    for path in [path for path in store.rglob("*") if path.is_file()]:
+        place = tmp_path / PACKAGES / path.relative_to(store)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(path)
+    assert read_table(str(tmp_path))["version"] == "0.40.0"
+
+
+def test_folders_that_may_not_be_read_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def walk(top: str, onerror: Callable[[OSError], None]) -> list[tuple[str, list[str], list[str]]]:
+        onerror(PermissionError(13, "Permission denied", f"{top}/root"))
+        return [(top, [], [])]
+
+    monkeypatch.setattr(os, "walk", walk)
+    with pytest.raises(ValueError, match=r"contains no vLLM.* may not read .*/root\."):
+        read_table(str(tmp_path))
+
+
+def test_a_build_whose_engine_flags_cannot_be_read_has_no_table(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no vllm/engine/arg_utils\.py with flags"):
+        read_table(str(write(tmp_path, **{"vllm/engine/arg_utils.py": "this is } no Python"})))
+
+
+def test_metadata_is_that_of_the_package_which_contains_vllm(tmp_path: Path) -> None:
+    of_plugin = {"vllm_plugin-0.9.dist-info/METADATA": "Name: vllm-plugin\nVersion: 0.9\n", "vllm_plugin-0.9.dist-info/RECORD": "x.py,,\n"}
+    own = {
+        "acme_llm-0.40.0.dist-info/METADATA": FILES[METADATA],
+        "acme_llm-0.40.0.dist-info/RECORD": "vllm/__init__.py,,\nvllm/envs.py,,\n",
+    }
+    renamed = write(tmp_path / "renamed", **of_plugin, **own)
+    shutil.rmtree((renamed / METADATA).parent)
+    assert read_table(str(renamed)) == read_table(str(write(tmp_path / "usual")))
+    left = {"vllm-0.9.2.dist-info/METADATA": "Name: vllm\nVersion: 0.9.2\n", "vllm/_version.py": f"__version__ = version = '{VERSION}'\n"}
+    assert read_table(str(write(tmp_path / "with remains", **left)))["version"] == "0.40.0"
 
 
 HUGE = "x = '" + "a" * 3_000_000 + "'"

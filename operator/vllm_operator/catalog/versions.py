@@ -146,12 +146,14 @@ class Versions:
 
     @property
     def built(self) -> str | None:
-        """The version of `build`, or of the release that it is most like if it is older than all known ones; None without a build."""
-        if self.build is None or self.build.release >= self.tables[0].release:
-            return self.build.version if self.build else None
+        """The version of `build`, or of the release that it is most like if it numbers its versions otherwise; None without a build."""
+        if self.build is None:
+            return None
         names = self.build.flags | self.build.variables.keys()
         known = {table.version: table.flags | table.variables.keys() for table in self.tables}
-        return max(reversed(known), key=lambda version: len(names & known[version]) / len(names | known[version]))
+        like = max(reversed(known), key=lambda version: len(names & known[version]) / len(names | known[version]))
+        is_own = self.build.release[0] > self.newest.release[0] and like != self.newest.version  # of a fork
+        return like if is_own or self.build.release < self.tables[0].release else self.build.version
 
     def resolve(self, version: str) -> Resolution:
         """Find the table for a version. Raises ValueError if the text does not begin with a version."""
@@ -171,12 +173,11 @@ class Versions:
             note = say("version.oldest", version=version, oldest=self.tables[0].version)
         elif table.release == release and build is None:
             return Resolution(table)
-        elif build is not None:
-            note = f"vLLM {version} is not in the catalog. The operator treats it like {table.version}."
-        elif table is self.newest:
+        elif table is self.newest and build is None:
             note = say("version.newer", version=version, newest=table.version)
         else:
-            note = f"vLLM {version} is not in the catalog. The operator treats it like {table.version}, the next lower version."
+            lower = "" if build else ", the next lower version"
+            note = f"vLLM {version} is not in the catalog. The operator treats it like {table.version}{lower}."
         return Resolution(table, note)
 
 

@@ -142,16 +142,13 @@ def unwrapped(line: str, depth: int = WRAPPINGS_LIMIT) -> str:
                 rest = rest[prefix.end() :]
                 continue
             found = HEADER.match(rest)
-            if found is None or not found.end() or found["level"] or not _is_wrapped(rest[found.end() :]):
+            after = rest[found.end() :] if found is not None and found.end() and not found["level"] else ""
+            if found is None or not (after[:1] == "{" or WRAPPING.match(after) or _PREFIX.match(after)):
                 return kept + _with_level(rest)
         kept, rest = kept + found[0], rest[found.end() :]
         if any(found.groupdict().get(name) for name in ("level", "severity", "first", "last", "letter")):
             break
     return kept + rest
-
-
-def _is_wrapped(rest: str) -> bool:
-    return rest[:1] == "{" or WRAPPING.match(rest) is not None or _PREFIX.match(rest) is not None
 
 
 def _with_level(rest: str) -> str:

@@ -94,7 +94,8 @@ class HttpHub:
                 try:
                     async with self._open(self._url(repository, revision, INDEX), INDEX, token) as response:
                         index = await _beginning(response, INDEX_BYTES)
-                    return _total_size(index), _file_names(index)
+                    size = re.search(rb'"total_size"\s*:\s*([0-9]{1,18})[.,\s}]', index)  # some tools write it as a float
+                    return int(size[1]) if size else None, _file_names(index)
                 except _ReadError:
                     return await self._length(self._url(repository, revision, SINGLE_FILE), token), [SINGLE_FILE]
         except (aiohttp.ClientError, OSError, ValueError, _ReadError):
@@ -199,12 +200,6 @@ class _ReadError(Exception):
     def __init__(self, message: str, *, refused: bool = False, failed: bool = False) -> None:
         super().__init__(message)
         self.answer = HubAnswer(trouble=message, refused=refused, failed=failed)
-
-
-def _total_size(index: bytes) -> int | None:
-    """Return the total size at the beginning of an index of weight files. Some tools write it as a float."""
-    found = re.search(rb'"total_size"\s*:\s*([0-9]{1,18})[.,\s}]', index)
-    return int(found[1]) if found else None
 
 
 def _file_names(index: bytes) -> list[str]:

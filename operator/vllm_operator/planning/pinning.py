@@ -292,9 +292,3 @@ def pinned_shape(shape: Shape, pinned: Plan, spec: VLLMDeploymentSpec) -> Shape:
     if not 1 < tensor <= COUNT_LIMIT or pinned.count * nodes != tensor * pipeline:
         return shape
     return Shape(ParallelShape(tensor, pipeline, expert="--enable-expert-parallel" in sizes), pinned.count, nodes=nodes)
-
-
-def pinned_length(pinned: Plan | None) -> int | None:
-    """Return the context length that the operator set in the current plan; None without one."""
-    values = {argument.name: argument.value for argument in (pinned.args if pinned else ())}
-    return read_integer(values.get("--max-model-len")) or None

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from vllm_operator.api.conditions import FALSE, TRUE, VALID_SPEC, Reason, Verdict
 from vllm_operator.api.labels import ALLOW_UNSUPPORTED_ANNOTATION, REPLAN_ANNOTATION
 from vllm_operator.api.plan import GPUCandidate, Plan
+from vllm_operator.api.reading import read_integer
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import AcceleratorSpec, EngineSpec, ParallelismSpec
 from vllm_operator.caches.artifacts import plan_artifact
@@ -249,7 +250,8 @@ class _FreshPlan:
             message = explain(replace(request, count=shapes[0].count), self.inventory, rejections, self.catalog.gpus)
             return Verdict(FALSE, Reason.NO_MATCHING_GPU, message)
         if self._keeps_gpu:
-            return _Chosen(premises, found, (), (), pinning.pinned_length(self.pinned))
+            lengths = [each.value for each in (self.pinned.args if self.pinned else ()) if each.name == "--max-model-len"]
+            return _Chosen(premises, found, (), (), read_integer(lengths[0]) or None if lengths else None)
         length = spec.sizing.context_length if spec.sizing else None
         if not sizing.can_judge:
             best = self._guessed(request, found, ranking)

@@ -82,6 +82,7 @@ def render_group_set(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
     template = render_pod_template(resource, plan)
     template["spec"].setdefault("topologySpreadConstraints", [_one_pod_per_node(resource, plan)])
     metadata = metadata_of(resource, resource.metadata.name)
+    update = _strategy(resource.spec).get("rollingUpdate") or {"maxSurge": 0, "maxUnavailable": "100%"}
     return {
         "apiVersion": "leaderworkerset.x-k8s.io/v1",
         "kind": LEADER_WORKER_SET_KIND,
@@ -91,7 +92,8 @@ def render_group_set(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
             "replicas": resource.spec.replicas,
             # The leader is Ready only after its followers have loaded.
             "startupPolicy": "LeaderCreated",
-            "rolloutStrategy": {"type": "RollingUpdate", "rollingUpdateConfiguration": _group_strategy(resource.spec)},
+            # By default a rollout adds no groups, which would need spare nodes.
+            "rolloutStrategy": {"type": "RollingUpdate", "rollingUpdateConfiguration": {"partition": 0, **update}},
             # A common subdomain would be a Service with the name of the LeaderWorkerSet, which is the Service of the replicas.
             "networkConfig": {"subdomainPolicy": "UniquePerReplica"},
             "leaderWorkerTemplate": {
@@ -118,12 +120,6 @@ def _one_pod_per_node(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
         "labelSelector": {"matchLabels": {INSTANCE_LABEL: resource.metadata.name}},
         "matchLabelKeys": [f"{LWS_GROUP}/group-key"],
     }
-
-
-def _group_strategy(spec: VLLMDeploymentSpec) -> dict[str, Any]:
-    """Return how many groups a rollout adds and stops at a time. By default it adds none, which would need spare nodes."""
-    strategy = _strategy(spec)
-    return {"partition": 0, **(strategy.get("rollingUpdate") or {"maxSurge": 0, "maxUnavailable": "100%"})}
 
 
 def _prefer_node_of_replicas(pod: dict[str, Any], selector: Mapping[str, str]) -> None:

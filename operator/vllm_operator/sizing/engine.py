@@ -30,6 +30,7 @@ NUMBERS = {"utilization": "--gpu-memory-utilization", "offload_gib": "--cpu-offl
 ADAPTERS = {"adapters": ("--max-loras", "1"), "adapter_rank": ("--max-lora-rank", "16")}
 """Flags of --enable-lora with their defaults (vllm/config/lora.py, 0.11.0 to 0.33.0)."""
 MODALITIES = ("image", "video")  # inputs that need the encoder
+PREFIX_CACHING = {"--no-enable-prefix-caching": False, "--disable-prefix-caching": False, "--enable-prefix-caching": True}
 FUSED = "--compilation-config.pass_config.fuse_allreduce_rms"
 UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}
 LARGEST = 1 << 40
@@ -122,7 +123,7 @@ def read_flags(arguments: Mapping[str, str | None]) -> Options | None:
         **speculative,
         vision="--language-model-only" not in arguments and not _is_text_only(arguments),
         profiled_encoder="--skip-mm-profiling" not in arguments,
-        prefix_caching=False if "--no-enable-prefix-caching" in arguments else True if "--enable-prefix-caching" in arguments else None,
+        prefix_caching=next((cached for flag, cached in PREFIX_CACHING.items() if flag in arguments), None),
         fused_reduction=(arguments.get(FUSED) or "").lower() != "false" and compiled.get("fuse_allreduce_rms") is not False,
     )
 

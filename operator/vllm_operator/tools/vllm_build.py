@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vllm_operator.tools.build import package_folders
+from vllm_operator.tools.build import file_digest, package_folders
 
 MARK = "vllm-operator-build "
 FILE_LIMIT, NAMES_LIMIT, TABLE_LIMIT = 2 * 1024 * 1024, 1000, 256 * 1024
@@ -28,12 +28,16 @@ CPU_SECONDS, MEMORY_BYTES = 120, 2 << 30
 VARIABLES_FILE = "vllm/envs.py"
 _ENTRYPOINT_MODULES = ("openai/cli_args", "launchers/cli_args", "common/cli_args", "cli/serve")
 FLAG_FILES = ("vllm/engine/arg_utils.py", *(f"vllm/entrypoints/{name}.py" for name in _ENTRYPOINT_MODULES))
-ENUMS = {
-    "attention": ("vllm/v1/attention/backends/registry.py", "AttentionBackendEnum"),
-    "mlaPrefill": ("vllm/v1/attention/backends/mla/prefill/registry.py", "MLAPrefillBackendEnum"),
-}
+NEEDED = (VARIABLES_FILE, FLAG_FILES[0])
+_BACKENDS = "attention/backends/registry", "v1/attention/backends/registry", "v1/attention/backends/mla/prefill/registry"
+_KINDS = ("attention", "attention", "attention", "mlaPrefill")  # the names for attention moved in 0.11.1 and in 0.14
+ENUMS = {f"vllm/{name}.py": kind for name, kind in zip(("platforms/interface", *_BACKENDS), _KINDS, strict=True)}
+_ENUM_CLASSES = ("AttentionBackendEnum", "MLAPrefillBackendEnum", "_Backend")
+FIELD = "all2all_backend"  # of ParallelConfig; its values have had a name since 0.14
 CONFIGS = {"attention-config": ("vllm/config/attention.py", "AttentionConfig"), "kernel-config": ("vllm/config/kernel.py", "KernelConfig")}
-LITERALS = {"MoEBackend": "moe", "LinearBackend": "linear", "All2AllBackend": "all2all", "CacheDType": "kvCacheDtype"}
+LITERALS = {"MoEBackend": "moe", "LinearBackend": "linear", "All2AllBackend": "all2all", "CacheDType": "kvCacheDtype", FIELD: "all2all"}
+PARSER_FILE, OPPOSITES = "vllm/utils/argparse_utils.py", {"enable": "disable", "disable": "enable"}
+"""A parser with the class EnableDisableAction (since 0.33) accepts `--disable-x` for `--enable-x`, and the other way round."""
 NOT_NVIDIA = re.compile(r"^(ROCM|XPU|CPU|ZEN_CPU|PALLAS|IPEX|HPU|TORCH_XLA|AITER|FLYDSL|MORI|RDNA)", re.IGNORECASE)
 _GETTERS = ("env_with_choices", "env_list_with_choices", "env_set_with_choices")
 
@@ -46,7 +50,8 @@ class Sources:
     def __init__(self, path: str) -> None:
         """Open a wheel or a folder. Raises ValueError."""
         try:
-            self._top = zipfile.Path(path) if os.path.isfile(path) else Path(_find_package(path)).resolve()
+            self._top = zipfile.Path(path) if os.path.isfile(path) else Path(_find_package(os.path.abspath(path))).resolve()
+            self._limit = os.path.commonpath([os.path.realpath(path), os.path.realpath(str(self._top))])
         except (OSError, NotImplementedError, zipfile.BadZipFile) as error:
             raise ValueError(f"it is neither a wheel nor a folder: {error}") from None
 
@@ -55,7 +60,7 @@ class Sources:
         place = self._top / folder
         return sorted(each.name for each in place.iterdir() if each.name.endswith(suffix))[:NAMES_LIMIT] if place.is_dir() else []
 
-    def find(self, name: str, search: Callable[..., Found], *arguments: str) -> Found | None:
+    def find(self, name: str, search: Callable[..., Found], *arguments: Any) -> Found | None:
         """Return what a search finds in the syntax tree of a module; None if it does not exist, or cannot be read."""
         return self.read(name, lambda text: search(ast.parse(text), *arguments))
 
@@ -63,7 +68,7 @@ class Sources:
         """Return what a file contains; None if it does not exist, or cannot be read."""
         path = self._top / name
         try:
-            if not path.is_file() or (isinstance(path, Path) and not path.resolve().is_relative_to(str(self._top))):
+            if not path.is_file() or (isinstance(path, Path) and not path.resolve().is_relative_to(self._limit)):
                 return None
             with path.open("rb") as file:
                 data: bytes = file.read(FILE_LIMIT + 1)
@@ -76,14 +81,22 @@ class Sources:
 
 
 def _find_package(top: str) -> str:
-    """Return the folder that contains the package `vllm`: one of Python's, if this is the root of an image that runs."""
-    folders: list[str] = package_folders() if top == "/" else []
-    found = [folder for folder in (top, *folders) if os.path.isfile(os.path.join(folder, VARIABLES_FILE))]
-    for folder, names, files in os.walk(top) if not found else ():
-        if os.path.basename(folder) == "vllm" and "envs.py" in files:
+    """Return the folder that contains the package `vllm`: one of Python's, if this is the root of an image that runs. Raises ValueError."""
+    folders, closed = package_folders() if top == "/" else [], list[str]()
+    found = [folder for folder in (top, *folders) if all(os.path.isfile(os.path.join(folder, name)) for name in NEEDED)]
+    for folder, names, _ in os.walk(top, onerror=lambda error: closed.append(error.filename)) if not found else ():
+        if os.path.basename(folder) == "vllm" and all(os.path.isfile(os.path.join(folder, "..", name)) for name in NEEDED):
             found.append(os.path.dirname(folder))
         names[:] = [name for name in names if folder != "/" or name not in ("proc", "sys", "dev")]
-    return min(found, key=lambda folder: not folder.endswith("-packages"), default=top)
+    started = [folder for folder in found if os.path.lexists(os.path.join(folder, "../../../bin/vllm"))]
+    ordered = sorted(started or found, key=lambda folder: folder.endswith("-packages"))
+    builds = {tuple(file_digest(os.path.join(folder, name)) for name in NEEDED): folder for folder in ordered}
+    if len(builds) > 1:
+        raise ValueError(f"it contains several different builds of vLLM: {', '.join(sorted(builds.values())[:5])}")
+    if builds:
+        return builds.popitem()[1]
+    hint = f" User {os.getuid()} may not read {', '.join(sorted(closed)[:5])}." if closed else ""
+    raise ValueError(f"it contains no vLLM: is this a vLLM wheel, or a folder with one?{hint}")
 
 
 def read_table(path: str) -> dict[str, Any]:
@@ -92,14 +105,15 @@ def read_table(path: str) -> dict[str, Any]:
     known = sources.find(VARIABLES_FILE, _variables)
     if not known:
         raise ValueError(f"it contains no {VARIABLES_FILE} with variables: is this a vLLM wheel?")
-    flags = {flag: others for name in FLAG_FILES for flag, others in (sources.find(name, _flags_in) or {}).items()}
-    if not flags:
-        raise ValueError("it contains no flags of vllm serve")
-    backends = {key: sources.find(name, _enum_members, cls) for key, (name, cls) in ENUMS.items()}
+    opposites = OPPOSITES if "EnableDisableAction" in (sources.read(PARSER_FILE, str) or "") else {}
+    flags = [sources.find(name, _flags_in, opposites) or {} for name in FLAG_FILES]
+    if not flags[0]:
+        raise ValueError(f"it contains no {FLAG_FILES[0]} with flags")
+    backends = {key: names for name, key in ENUMS.items() if (names := sources.find(name, _members, ast.Assign, *_ENUM_CLASSES))}
     for name in sources.names("vllm/config", ".py"):
         aliases = sources.find(f"vllm/config/{name}", _literals) or {}
         backends |= {LITERALS[alias]: values for alias, values in aliases.items() if alias in LITERALS}
-    configs = {flag: sources.find(name, _field_names, cls) for flag, (name, cls) in CONFIGS.items()}
+    configs = {flag: sources.find(name, _members, ast.AnnAssign, cls) for flag, (name, cls) in CONFIGS.items()}
     metadata = _metadata(sources)
     version = metadata.partition("\nVersion: ")[2].partition("\n")[0].partition("+")[0].strip()  # without its local part
     if not re.fullmatch(r"\d{1,9}\.\d{1,9}[0-9A-Za-z.]{0,40}", version, re.ASCII):
@@ -118,17 +132,20 @@ def read_table(path: str) -> dict[str, Any]:
         "bundle": {key: value for key, value in bundle.items() if value is not None},
         "backends": {key: sorted(each for each in names if not NOT_NVIDIA.match(each)) for key, names in sorted(backends.items()) if names},
         "configs": {flag: fields for flag, fields in configs.items() if fields},
-        "flags": dict(sorted(flags.items())),
+        "flags": dict(sorted({flag: others for found in flags for flag, others in found.items()}.items())),
         "variables": known,
     }
 
 
 def _metadata(sources: Sources) -> str:
-    """Return the metadata of the package; without it, the version that its build wrote into a module."""
-    folders = [name for name in sources.names("", ".dist-info") if name.startswith(("vllm-", "nvllm-"))]
-    text = sources.read(f"{folders[-1]}/METADATA", str) if folders else None
+    """Return the metadata of the package that contains vLLM; without it, the version that its build wrote into a module."""
     written = re.search(r"(?m)^__version__ = .*(['\"])(.*)\1$", sources.read("vllm/_version.py", str) or "")
-    return text.partition("\n\n")[0] if text else f"\nVersion: {written[2]}\n" if written else ""
+    version = f"\nVersion: {written[2] if written else ''}\n"
+    folders = sources.names("", ".dist-info")
+    named = [name for name in folders if name.startswith(("vllm-", "nvllm-"))]
+    owners = named or [name for name in folders if f"\n{VARIABLES_FILE}," in f"\n{sources.read(f'{name}/RECORD', str)}"]
+    texts = [(sources.read(f"{name}/METADATA", str) or version).partition("\n\n")[0] + "\n" for name in owners]
+    return next((text for text in texts if version in text), (texts or [version])[-1])
 
 
 def _strings(node: ast.AST) -> list[str]:
@@ -142,10 +159,10 @@ def _calls(node: ast.AST) -> Iterator[tuple[str, ast.Call]]:
             yield str(getattr(call.func, "attr", getattr(call.func, "id", ""))), call
 
 
-def _assigned(source: ast.Module, cls: str = "") -> Iterator[tuple[str, ast.Assign | ast.AnnAssign]]:
-    """Yield the names that a module, or a class in it, assigns."""
-    classes = [node.body for node in source.body if isinstance(node, ast.ClassDef) and node.name == cls]
-    for node in (node for body in (classes if cls else [source.body]) for node in body):
+def _assigned(source: ast.Module, *classes: str) -> Iterator[tuple[str, ast.Assign | ast.AnnAssign]]:
+    """Yield the names that a module, or classes in it, assign."""
+    bodies = [node.body for node in source.body if isinstance(node, ast.ClassDef) and node.name in classes]
+    for node in (node for body in (bodies if classes else [source.body]) for node in body):
         if isinstance(node, ast.Assign | ast.AnnAssign):
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
             if isinstance(target, ast.Name):
@@ -155,32 +172,35 @@ def _assigned(source: ast.Module, cls: str = "") -> Iterator[tuple[str, ast.Assi
 def _literals(source: ast.Module) -> dict[str, list[str]]:
     """Return each `Name = Literal[...]` of a module, with the values of the names that it refers to."""
     found: dict[str, list[str]] = {}
-    for name, node in _assigned(source):
-        if isinstance(node.value, ast.Subscript) and ast.unparse(node.value.value).rsplit(".", 1)[-1] in ("Literal", "Union"):
-            names = [leaf.id for leaf in ast.walk(node.value.slice) if isinstance(leaf, ast.Name) and leaf.id in found]
-            found[name] = _strings(node.value.slice) + [item for other in names for item in found[other]]
+    for name, node in (*_assigned(source), *_assigned(source, "ParallelConfig")):
+        kind = getattr(node, "annotation", None) if name == FIELD else node.value
+        if kind is not None and re.search(r"\b(Literal|Union)\[", ast.unparse(kind)):
+            names = [leaf.id for leaf in ast.walk(kind) if isinstance(leaf, ast.Name) and leaf.id in found]
+            found[name] = _strings(kind) + [item for other in names for item in found[other]]
             if len(found[name]) > NAMES_LIMIT:
                 raise ValueError(f"{name} has more than {NAMES_LIMIT} values")
     return found
 
 
-def _enum_members(source: ast.Module, cls: str) -> list[str]:
-    return [name for name, node in _assigned(source, cls) if isinstance(node, ast.Assign) and name.isupper()]
+def _members(source: ast.Module, kind: type[ast.stmt], *classes: str) -> list[str]:
+    """Return the members of enums (`Assign`), or the fields of dataclasses (`AnnAssign`)."""
+    return sorted(name for name, node in _assigned(source, *classes) if isinstance(node, kind) and not name.startswith("_"))
 
 
-def _field_names(source: ast.Module, cls: str) -> list[str]:
-    return sorted(name for name, node in _assigned(source, cls) if isinstance(node, ast.AnnAssign) and not name.startswith("_"))
-
-
-def _flags_in(source: ast.Module) -> dict[str, list[str]]:
+def _flags_in(source: ast.Module, opposites: dict[str, str]) -> dict[str, list[str]]:
     """Return the flags of each `add_argument("--flag", ...)`, with their other spellings, and those made of fields of dataclasses."""
-    found: dict[str, list[str]] = {}
+    found: list[tuple[list[str], bool]] = []
     for called, call in _calls(source):
         names = [str(arg.value) for arg in call.args if isinstance(arg, ast.Constant) and str(arg.value).startswith("-")]
         if called == "add_argument" and names:
-            found[names[0]] = sorted(names[1:])
-    fields = (name for cls in ("BaseFrontendArgs", "FrontendArgs") for name in _field_names(source, cls))
-    return found | {f"--{name.replace('_', '-')}": [] for name in fields}
+            found.append((names, not any(each.arg == "action" and isinstance(each.value, ast.Constant) for each in call.keywords)))
+    for name, node in _assigned(source, "BaseFrontendArgs", "FrontendArgs"):
+        if isinstance(node, ast.AnnAssign) and not name.startswith("_"):
+            found.append(([f"--{name.replace('_', '-')}"], "bool" in ast.unparse(node.annotation)))
+    for names, is_bool in found:
+        word, _, rest = names[0].lstrip("-").partition("-")
+        names += [f"--{opposites[word]}-{rest}"] if is_bool and word in opposites else []
+    return {names[0]: sorted(names[1:]) for names, _ in found}
 
 
 def _values(entry: ast.expr) -> list[str]:

@@ -174,9 +174,9 @@ def instead_of(name: str, known: Collection[str]) -> str:
 
 
 def subject_of(flag: str) -> str:
-    """Return the option that a flag sets. `--no-enable-prefix-caching` and `enable_prefix_caching` set the same option."""
+    """Return the option that a flag sets. `--no-enable-lora`, `--disable-lora` and `enable_lora` set the same option."""
     stem, dot, field = flag.lstrip("-").partition(".")
-    return stem.replace("_", "-").removeprefix("no-") + dot + field
+    return re.sub("^(no-)?((en|dis)able-)?", "", stem.replace("_", "-")) + dot + field
 
 
 def subjects_of(flag: str) -> list[str]:

@@ -36,9 +36,8 @@ RENDEZVOUS_PORT, ENGINES_PORT = "29501", "29550"
 ENGINES_FLAG, ENGINES_ADDRESS = "--data-parallel-address", "$(VLLM_HOST_IP)"
 """Where the leader listens for the engines of other nodes. Followers get `LEADER_ADDRESS` instead."""
 LEADER_ADDRESS = "$(LWS_LEADER_ADDRESS)"
-OTHER_FRONT_ENDS = frozenset(
-    f"--data-parallel-{name}" for name in ("hybrid-lb", "external-lb", "multi-port-external-lb", "rank", "start-rank")
-)
+_ENDS = ("hybrid-lb", "external-lb", "multi-port-external-lb", "rank", "start-rank")
+OTHER_FRONT_ENDS = frozenset(f"--data-parallel-{name}" for name in _ENDS)
 """Flags with which several nodes serve. vLLM refuses them for followers without a server."""
 NVLINK_DOMAIN_LABEL = "nvidia.com/gpu.clique"
 """Label of nodes whose GPUs share an NVLink domain. Where `spec.podTemplate` names it, all nodes of a replica are expected to."""
