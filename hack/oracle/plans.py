@@ -46,6 +46,7 @@ GPUS: Mapping[str, tuple[str, tuple[int, int], int]] = {
 }
 """Product, compute capability and multiprocessors."""
 CACHES = 0.2  # share of the cases with a `--kv-cache-dtype`
+ONLINE = ("fp8", "fp8_per_block", "mxfp8", "experts_int8", None)  # of `--quantization`; None: --enable-lora
 VERSIONS = ("0.25.1", "0.29.0", "0.33.0")
 COMPONENTS = {"MLAPrefill": "prefill", "MoE": "moe", "GEMM": "gemm", "Sampler": "sampler"} | dict.fromkeys(
     ("Attention", "MLADecode", "SparseAttention"), "attention"
@@ -55,17 +56,22 @@ COMPONENTS = {"MLAPrefill": "prefill", "MoE": "moe", "GEMM": "gemm", "Sampler": 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A repository on GPUs, and the user's `--kv-cache-dtype`."""
+    """A repository on GPUs, and the user's flags: `--kv-cache-dtype` and at most one other."""
 
     repository: str
     gpu: str
     version: str
     tensor: int = 1
     cache: str | None = None
+    flag: tuple[str, str | None] | None = None
 
     def __str__(self) -> str:
-        cache = f", --kv-cache-dtype {self.cache}" if self.cache else ""
-        return f"{self.repository} on {self.tensor} {self.gpu}, vLLM {self.version}{cache}"
+        flags = "".join(f", {name}{f' {value}' if value else ''}" for name, value in self.flags)
+        return f"{self.repository} on {self.tensor} {self.gpu}, vLLM {self.version}{flags}"
+
+    @property
+    def flags(self) -> list[tuple[str, str | None]]:
+        return [*([("--kv-cache-dtype", self.cache)] if self.cache else []), *([self.flag] if self.flag else [])]
 
     def outcome(self) -> Outcome:
         """The plan, or why there is none. The memory of the GPUs is large enough for everything."""
@@ -74,7 +80,7 @@ class Case:
         labels = {"product": product, "memory": "4000000", "count": "8", "compute.major": str(major), "compute.minor": str(minor)}
         node["metadata"]["labels"] |= {f"nvidia.com/gpu.{name}": value for name, value in labels.items()}
         node["status"]["allocatable"]["nvidia.com/gpu"] = "8"
-        arguments = [{"name": "kv-cache-dtype", "value": self.cache}] if self.cache else []
+        arguments = [{"name": name.removeprefix("--"), "value": value} for name, value in self.flags]
         engine = {"version": self.version, "args": arguments}
         spec = {"model": {"uri": f"hf://{self.repository}"}, "engine": engine, "parallelism": {"tensor": self.tensor}}
         resource = VLLMDeployment.parse({"metadata": {"name": "model", "generation": 1}, "spec": spec})
@@ -83,7 +89,7 @@ class Case:
 
     def question(self, outcome: Outcome) -> dict[str, Any]:
         """What vLLM is asked: to start with the flags and variables of the plan, or as the user would start it."""
-        arguments: list[tuple[str, str | None]] = [("--kv-cache-dtype", self.cache)] if self.cache else []
+        arguments = self.flags
         variables = {}
         if outcome.plan is None:
             arguments.append(("--tensor-parallel-size", str(self.tensor)))
@@ -117,7 +123,10 @@ def all_cases(versions: Sequence[str], seed: int, count: int) -> list[Case]:
     while len(found) < count:
         repository, gpu, version = chance.choice(list(known)), chance.choice(list(GPUS)), chance.choice(versions)
         tensor = 1 if "g." in gpu else int(chance.choice(str(known[repository][2]).split()))
-        case = Case(repository, gpu, version, tensor, chance.choice(tables[version]) if chance.random() < CACHES else None)
+        cache, flag = (chance.choice(tables[version]) if chance.random() < CACHES else None), None
+        if known[repository][1] is None and chance.random() < CACHES:
+            flag = ("--quantization", online) if (online := chance.choice(ONLINE)) else ("--enable-lora", None)
+        case = Case(repository, gpu, version, tensor, cache, flag)
         found[str(case)] = case
     return list(found.values())
 

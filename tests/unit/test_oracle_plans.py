@@ -22,6 +22,7 @@ def test_a_seed_always_chooses_the_same_cases() -> None:
     assert first == all_cases(VERSIONS, 7, 40)
     assert first != all_cases(VERSIONS, 8, 40)
     assert any(case.cache for case in first)
+    assert {"--quantization", "--enable-lora"} == {case.flag[0] for case in all_cases(VERSIONS, 7, 200) if case.flag}
 
 
 @pytest.mark.parametrize(
@@ -49,3 +50,11 @@ def test_vllm_gets_the_flags_and_variables_of_the_plan() -> None:
     assert ("--kv-cache-dtype", "fp8") in question["arguments"]
     assert ("--max-num-seqs", "256") in question["arguments"]
     assert question["multiprocessors"] == 16
+
+
+def test_vllm_gets_the_flag_of_the_user() -> None:
+    case = Case("Qwen/Qwen3-8B", "L4", "0.33.0", flag=("--quantization", "fp8"))
+    outcome = case.outcome()
+    assert ("--quantization", "fp8") in case.question(outcome)["arguments"]
+    assert str(case).endswith("vLLM 0.33.0, --quantization fp8")
+    assert judge(outcome, {"gemm": {"CUTLASS": 24}}) == []

@@ -537,3 +537,9 @@ def test_adapters_have_experts_that_support_them(version: str, architecture: str
     assert backend(plan(BLOCKS, version, architecture, nvfp4, **lora), "MoE") == "MARLIN"
     taken = "FLASHINFER_TRTLLM" if architecture == "sm_100" and version != "0.21.0" else "TRITON"
     assert backend(plan(BLOCKS, version, architecture, PLAIN, **lora), "MoE") == taken
+
+
+def test_turboquant_needs_layers_with_attention_only() -> None:
+    hybrid = PLAIN | {"architectures": ["FalconH1ForCausalLM"], "model_type": "falcon_h1", "mamba_n_heads": 64}
+    assert "identifiable" in str(plan(BLOCKS, "0.33.0", "sm_90", hybrid, args={"kv-cache-dtype": "turboquant_k8v4"}).refusal)
+    assert plan(BLOCKS, "0.33.0", "sm_90", hybrid).refusal is None

@@ -193,6 +193,7 @@ OF_FILES = {
     "kv-cache-flash-two-head-sizes",
     "kv-cache-flash-two-head-sizes-e5m2",
     "kv-cache-turboquant-windows",
+    "kv-cache-turboquant-every-layer-hybrid",
     "integers-with-fp8-activations",
     "deprecated-format",
     "format-needs-ampere",
