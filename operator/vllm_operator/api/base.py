@@ -6,11 +6,8 @@ the API server quotes only the pattern, so `vllm_operator.api.crd` turns it into
 """
 
 from collections.abc import Iterable, Mapping
-from functools import cache
-from importlib import resources
 from typing import Annotated, Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
@@ -82,18 +79,6 @@ FORM = "x-form"
 def form(name: str, limit: int, pattern: str, **constraints: Any) -> Any:
     """Return the form of a string: its maximum length and its pattern. By its name, `rules.yaml` says what a valid value looks like."""
     return Field(max_length=limit, pattern=pattern, json_schema_extra={FORM: name}, **constraints)
-
-
-@cache
-def _descriptions() -> Mapping[str, str]:
-    text = resources.files("vllm_operator.api").joinpath("descriptions.yaml").read_text("utf-8")
-    content: Mapping[str, str] = yaml.load(text, Loader=yaml.CSafeLoader)
-    return content
-
-
-def told(field: str) -> str:
-    """Return the description of a field, such as `ClaimVolume.size`, in `descriptions.yaml`."""
-    return _descriptions()[field]
 
 
 def optional(description: str, *markers: Mapping[str, Any], **constraints: Any) -> Any:

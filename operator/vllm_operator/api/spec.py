@@ -12,20 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from vllm_operator.api import operation
-from vllm_operator.api.base import (
-    LIST_ATOMIC,
-    LIST_SET,
-    SPACES,
-    Model,
-    Name,
-    checked_by,
-    cut_depth,
-    form,
-    list_map,
-    open_objects,
-    optional,
-    told,
-)
+from vllm_operator.api.base import LIST_ATOMIC, LIST_SET, SPACES, Model, Name, checked_by, cut_depth, form, list_map, open_objects, optional
 
 _HUB_OR_CLAIM = rf"hf://[^/{SPACES}]+/[^/{SPACES}]+|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^{SPACES}]*)?"
 ModelURI = Annotated[str, form("ModelURI", 1024, rf"^({_HUB_OR_CLAIM}|(s3|gs|az)://[^/{SPACES}]+/[^{SPACES}]+)$")]
@@ -87,10 +74,17 @@ class Quantization(StrEnum):
 class ModelFacts(Model):
     """Facts about the model that affect the choice of kernels. A fact given here overrides one that the operator looks up."""
 
-    attention: Attention | None = optional(told("ModelFacts.attention"))
+    attention: Attention | None = optional(
+        "Kind of attention. MLA: DeepSeek V3, R1, Kimi K2. SparseMLA: DeepSeek V3.2, GLM-5. Hybrid: attention together with linear "
+        "attention or Mamba layers (Qwen3-Next, Nemotron-H)."
+    )
     experts: int | None = optional("Number of routed experts. 0 for a dense model.", ge=0, le=65536)
-    quantization: Quantization | None = optional(told("ModelFacts.quantization"))
-    routing_groups: int | None = optional(told("ModelFacts.routing_groups"), ge=0, le=4096)
+    quantization: Quantization | None = optional(
+        "Number format of the weights. FP8Block is FP8 with 128x128 block scales (DeepSeek, Qwen3-FP8); FP8 is per tensor or per channel."
+    )
+    routing_groups: int | None = optional(
+        "Number of expert groups of the router (`n_group` in config.json). 0 if there are none.", ge=0, le=4096
+    )
     weight_size: WeightSize | None = optional("Total size of the weight files as a quantity, for example 640Gi.")
 
 
@@ -98,11 +92,16 @@ class ModelSpec(Model):
     """The model to serve."""
 
     model_config = ConfigDict(json_schema_extra=checked_by("revision"))
-    uri: ModelURI = Field(description=told("ModelSpec.uri"))
+    uri: ModelURI = Field(
+        description="Location of the model: `hf://organisation/name` on the model hub, `pvc://claim/path` on a PersistentVolumeClaim in "
+        "the same namespace, or `s3://bucket/path`, `gs://bucket/path` or `az://container/path` in an object store."
+    )
     revision: str | None = optional("Branch, tag or commit on the hub.", min_length=1, max_length=256)
-    served_name: str | None = optional(told("ModelSpec.served_name"), min_length=1, max_length=256)
+    served_name: str | None = optional(
+        "Model name in client requests. Default: the part of `uri` after the scheme.", min_length=1, max_length=256
+    )
     aliases: list[Annotated[str, Field(min_length=1, max_length=256)]] | None = optional(
-        told("ModelSpec.aliases"), LIST_SET, min_length=1, max_length=16
+        "Further model names in client requests. Answers contain `servedName`. Default: none.", LIST_SET, min_length=1, max_length=16
     )
     token_secret_ref: operation.SecretKeyReference | None = optional("Secret with the token for gated models on the hub.")
     facts: ModelFacts | None = optional("Facts about the model, for models that the operator cannot look up on the hub.")
@@ -121,10 +120,17 @@ class AdapterSpec(Model):
 
     model_config = ConfigDict(json_schema_extra=checked_by("revision"))
     name: AdapterName = Field(description="Model name in client requests.")
-    uri: AdapterURI = Field(description=told("AdapterSpec.uri"))
+    uri: AdapterURI = Field(
+        description="Location of the adapter: `hf://organisation/name` on the model hub, or `pvc://claim/path` on a "
+        "PersistentVolumeClaim in the same namespace."
+    )
     revision: str | None = optional("Branch, tag or commit on the hub.", min_length=1, max_length=256)
-    token_secret_ref: operation.SecretKeyReference | None = optional(told("AdapterSpec.token_secret_ref"))
-    rank: int | None = optional(told("AdapterSpec.rank"), ge=1, le=512)
+    token_secret_ref: operation.SecretKeyReference | None = optional(
+        "Secret with the token for this adapter on the hub. Default: `model.tokenSecretRef`."
+    )
+    rank: int | None = optional(
+        "Rank of the adapter. Default: the rank in its adapter_config.json, if the operator can read it on the hub.", ge=1, le=512
+    )
 
 
 class EngineArgument(Model):
@@ -134,7 +140,7 @@ class EngineArgument(Model):
     name: FlagName = Field(description="Name of the flag, with or without leading dashes: `--max-model-len` or `max-model-len`.")
     value: str | None = optional("Value. Absent for a flag without a value.", max_length=16384)
     values: list[Annotated[str, Field(max_length=4096)]] | None = optional(
-        told("EngineArgument.values"), LIST_ATOMIC, min_length=1, max_length=64
+        "Values of a flag that takes several, such as `--cudagraph-capture-sizes`.", LIST_ATOMIC, min_length=1, max_length=64
     )
 
     @property
@@ -150,7 +156,7 @@ class EnvironmentVariable(Model):
     name: VariableName = Field(description="Name of the variable.")
     value: str | None = optional("Value of the variable.", max_length=16384)
     value_from: dict[str, Any] | None = optional(
-        told("EnvironmentVariable.value_from"),
+        "Source of the value, as in a Pod (secretKeyRef, configMapKeyRef, fieldRef, resourceFieldRef).",
         open_objects(
             secretKeyRef="A key of a Secret.",
             configMapKeyRef="A key of a ConfigMap.",
@@ -189,16 +195,25 @@ class EngineSpec(Model):
     """The vLLM server to run."""
 
     image: Image | None = optional("Container image. Default: `vllm/vllm-openai:v<version>`.")
-    version: EngineVersion | None = optional(told("EngineSpec.version"))
+    version: EngineVersion | None = optional(
+        "vLLM version in the image. Required if the image tag does not name it, as with `latest`, a digest or a custom build."
+    )
     distribution: Distribution | None = optional("Build of vLLM in the image. Default: vLLM.")
-    introspect: Toggle | None = optional(told("EngineSpec.introspect"))
-    args: list[EngineArgument] | None = optional(told("EngineSpec.args"), list_map("name"), checked_by("arguments"), max_length=128)
+    introspect: Toggle | None = optional(
+        "Whether a Job without a GPU reads the variables, flags and backends of vLLM from the image, for the plan. Default: Enabled if "
+        "the version is no release that the catalog knows."
+    )
+    args: list[EngineArgument] | None = optional(
+        "Flags for `vllm serve`. They override the operator's choices.", list_map("name"), checked_by("arguments"), max_length=128
+    )
     extra_args: Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=64)] | None = optional(
-        told("EngineSpec.extra_args"),
+        'The same as words of a command line: `["--seed", "7"]`. A flag in `args` overrides the same one here.',
         LIST_ATOMIC,
         checked_by("words"),
     )
-    env: list[EnvironmentVariable] | None = optional(told("EngineSpec.env"), list_map("name"), max_length=256)
+    env: list[EnvironmentVariable] | None = optional(
+        "Environment variables of the engine container. They override the operator's choices.", list_map("name"), max_length=256
+    )
 
     @property
     def flags(self) -> list[EngineArgument]:
@@ -222,15 +237,29 @@ class AcceleratorSpec(Model):
 
     model_config = ConfigDict(json_schema_extra=checked_by("accelerator"))
     architectures: Annotated[list[Architecture], Field(min_length=1, max_length=16)] | None = optional(
-        told("AcceleratorSpec.architectures"), LIST_ATOMIC
+        "Allowed GPU architectures in order of preference, for example sm_100, sm_90. Default: any.", LIST_ATOMIC
     )
-    products: Annotated[list[Product], Field(min_length=1, max_length=32)] | None = optional(told("AcceleratorSpec.products"), LIST_ATOMIC)
-    policy: AcceleratorPolicy | None = optional(told("AcceleratorSpec.policy"))
+    products: Annotated[list[Product], Field(min_length=1, max_length=32)] | None = optional(
+        "Allowed GPU products in order of preference, as in the node label nvidia.com/gpu.product. Default: any.", LIST_ATOMIC
+    )
+    policy: AcceleratorPolicy | None = optional(
+        "Which GPUs are taken, of those that are allowed and on which the model fits. SmallestThatFits: the fewest, then those with the "
+        "least memory. MostCapable: the newest kind of data center GPU. MostFree: those of which the most are free. Default: "
+        "SmallestThatFits, after the order in `architectures` and `products`. If a policy is set, these lists have no order."
+    )
     count: int | None = optional("Number of GPUs per replica. Default: the product of the parallelism sizes.", ge=1, le=64)
-    mig: MigSpec | None = optional(told("AcceleratorSpec.mig"))
+    mig: MigSpec | None = optional(
+        "Whether to use MIG slices, and which. Default: whole GPUs, and for replicas with one GPU also MIG slices on which the model "
+        "fits. An entry in `products` without the suffix of a slice is the whole GPU."
+    )
     uuids: list[GpuUUID] | None = optional("Use only these whole GPUs. They are requested by DRA.", LIST_SET, min_length=1, max_length=64)
-    allocation: Allocation | None = optional(told("AcceleratorSpec.allocation"))
-    runtime_class_name: Name | None = optional(told("AcceleratorSpec.runtime_class_name"))
+    allocation: Allocation | None = optional(
+        "DevicePlugin: extended resources. DRA: dynamic resource allocation. Auto: as the nodes offer their GPUs: by a device plugin, or "
+        "without one by ResourceSlices; with `uuids`, DRA. Default: Auto."
+    )
+    runtime_class_name: Name | None = optional(
+        "RuntimeClass of the Pods. Required if the NVIDIA runtime is not the default runtime of the nodes."
+    )
 
     @property
     def sliced(self) -> bool | None:
@@ -255,12 +284,17 @@ class AcceleratorSpec(Model):
 class ParallelismSpec(Model):
     """Distribution of one replica over its GPUs."""
 
-    tensor: Annotated[int, Field(ge=1, le=64)] | None = optional(told("ParallelismSpec.tensor"))
+    tensor: Annotated[int, Field(ge=1, le=64)] | None = optional(
+        "Tensor parallel size. Default: 1. Without `spec.parallelism` and `spec.accelerator.count`, the operator chooses the smallest "
+        "number of GPUs of one node on which the model fits, if it knows the sizes of the model."
+    )
     pipeline: int | None = optional("Pipeline parallel size. Default: `nodes`, or 1 if `data` is more than 1.", ge=1, le=64)
     data: int | None = optional("Data parallel size within one replica. Default: 1.", ge=1, le=64)
     expert: Toggle | None = optional("Expert parallelism for mixture-of-experts models. Default: Disabled.")
     nodes: int | None = optional(
-        told("ParallelismSpec.nodes"),
+        "Number of nodes of each replica, which has one Pod on each. A LeaderWorkerSet runs replicas with several Pods. Default: 1. If "
+        "the operator chooses the number of GPUs, it also chooses several nodes if the model fits on none; 1 forbids this. If only `nodes` "
+        "is set, it chooses the other sizes.",
         ge=1,
         le=16,
     )
@@ -274,16 +308,27 @@ class ParallelismSpec(Model):
 class NetworkSpec(Model):
     """The network between the Pods of a replica on several nodes."""
 
-    interface: InterfaceName | None = optional(told("NetworkSpec.interface"))
-    rdma_resource: ResourceName | None = optional(told("NetworkSpec.rdma_resource"))
+    interface: InterfaceName | None = optional(
+        "Network interface for traffic between the nodes, for example eth0. NCCL and Gloo choose one by default."
+    )
+    rdma_resource: ResourceName | None = optional(
+        "Extended resource of RDMA devices, for example rdma/hca. The engines get it, and the capability IPC_LOCK, which Pod Security "
+        "Standards forbid in namespaces with the level baseline or restricted. Default: none, so that NCCL uses TCP."
+    )
     rdma_count: int | None = optional("Quantity of `rdmaResource` for each Pod. Default: 1.", ge=1, le=64)
 
 
 class SizingSpec(Model):
     """What the KV cache of a replica should hold. It decides which GPUs are large enough, and how many a replica needs."""
 
-    context_length: Annotated[int, Field(ge=1, le=16_777_216)] | None = optional(told("SizingSpec.context_length"))
-    concurrency: Annotated[int, Field(ge=1, le=65_536)] | None = optional(told("SizingSpec.concurrency"))
+    context_length: Annotated[int, Field(ge=1, le=16_777_216)] | None = optional(
+        "Tokens of one request, prompt and answer together. It becomes `--max-model-len`. Default: the context of the model, or a shorter "
+        "one where that does not fit."
+    )
+    concurrency: Annotated[int, Field(ge=1, le=65_536)] | None = optional(
+        "Requests of this length that the KV cache should hold at a time. Without `contextLength`, requests of 32768 tokens, or of the "
+        "context of the model if that is less. Default: 1."
+    )
 
 
 class BackendsSpec(Model):
@@ -294,9 +339,14 @@ class BackendsSpec(Model):
     mla_prefill: Backend | None = optional("Auto, or a prefill backend for MLA models, for example TRTLLM_RAGGED. Default: Auto.")
     gemm: Backend | None = optional("Auto, or a backend for quantized dense layers, for example DEEPGEMM. Default: Auto.")
     moe: Backend | None = optional("Auto, or a backend for expert layers, for example FLASHINFER_CUTLASS or MARLIN. Default: Auto.")
-    all_to_all: Backend | None = optional(told("BackendsSpec.all_to_all"))
+    all_to_all: Backend | None = optional(
+        "Auto, or a communication backend for expert parallelism, for example deepep_low_latency. Default: Auto."
+    )
     sampler: Backend | None = optional("Auto, FLASHINFER or NATIVE. Default: Auto.")
-    tuning: Literal["None", "Measure"] | None = optional(told("BackendsSpec.tuning"))
+    tuning: Literal["None", "Measure"] | None = optional(
+        "Measure: once for each model, GPU, version and workload, the backends that work are measured in turns in a helper Pod, with "
+        "the load of `rollout.workload`. If one is faster by more than the measurements vary, it is rolled out. Default: None."
+    )
     max_candidates: int | None = optional("Maximum candidates of `tuning`, with the current plan. Default: 3.", ge=2, le=8)
 
 
@@ -307,7 +357,9 @@ class VLLMDeploymentSpec(Model):
     """Desired state: model, GPUs, and how to serve."""
 
     model_config = ConfigDict(json_schema_extra=checked_by("spec"))
-    preset_ref: operation.PresetReference | None = optional(told("VLLMDeploymentSpec.preset_ref"))
+    preset_ref: operation.PresetReference | None = optional(
+        "Preset with defaults for the fields below, merged when a plan is made. Default: none."
+    )
     model: ModelSpec = Field(description="The model to serve.")
     adapters: list[AdapterSpec] | None = optional("LoRA adapters to serve beside the model.", list_map("name"), min_length=1, max_length=64)
     engine: EngineSpec | None = optional("The vLLM server to run.")
@@ -317,7 +369,11 @@ class VLLMDeploymentSpec(Model):
     sizing: SizingSpec | None = optional("What the KV cache of a replica should hold.")
     backends: BackendsSpec | None = optional("Kernel backends. The operator chooses those that are not set.")
     cache: operation.CacheSpec | None = optional("Storage of compiled kernels and graphs between starts.")
-    weights: operation.WeightsSpec | None = optional(told("VLLMDeploymentSpec.weights"))
+    weights: operation.WeightsSpec | None = optional(
+        "Storage of weights from the hub between starts. Default: a separate PersistentVolumeClaim, sized for the model, with the storage "
+        "class and access mode of the caches. If `cache.claimName` is set, or `cache.storage` is HostPath or EmptyDir, weights are stored "
+        "with the caches."
+    )
     replicas: int = Field(default=1, ge=0, le=1000, description="Desired number of Pods.")
     autoscaling: operation.AutoscalingSpec | None = optional("An autoscaler that sets `replicas`. Default: none.")
     rollout: operation.RolloutSpec | None = optional("Replacement of Pods when the spec changes.")
@@ -328,7 +384,8 @@ class VLLMDeploymentSpec(Model):
     startup: operation.StartupSpec | None = optional("Time limits of a start, and what to do about a stalled one.")
     remediation: operation.RemediationSpec | None = optional("What the operator does about crashes.")
     pod_template: Annotated[dict[str, Any] | None, BeforeValidator(cut_depth)] = optional(
-        told("VLLMDeploymentSpec.pod_template"),
+        "Pod template with `metadata` and `spec` as in a Deployment. It is merged into the rendered Pod template, lists by name, and its "
+        "values take precedence.",
         POD_TEMPLATE,
     )
 
@@ -340,15 +397,19 @@ PRESET_PLURALS: Mapping[str, str] = {"VLLMPreset": "vllmpresets", "ClusterVLLMPr
 class PresetEngineSpec(Model):
     """Defaults for the vLLM server."""
 
-    image: Image | None = optional(told("PresetEngineSpec.image"))
+    image: Image | None = optional(
+        "Container image. `image`, `version` and `distribution` are taken together, for objects that set none of them."
+    )
     version: EngineVersion | None = optional("vLLM version in the image.")
     distribution: Distribution | None = optional("Build of vLLM in the image.")
     args: Annotated[list[EngineArgument], Field(max_length=64)] | None = optional(
-        told("PresetEngineSpec.args"),
+        "Flags for `vllm serve`. A flag that the object sets, in `args` or `extraArgs`, is not taken.",
         list_map("name"),
         checked_by("arguments"),
     )
-    env: list[EnvironmentVariable] | None = optional(told("PresetEngineSpec.env"), list_map("name"), max_length=128)
+    env: list[EnvironmentVariable] | None = optional(
+        "Environment variables of the engine container. A variable that the object sets is not taken.", list_map("name"), max_length=128
+    )
 
 
 class PresetAcceleratorSpec(Model):
@@ -365,7 +426,14 @@ class PresetSpec(Model):
 
     engine: PresetEngineSpec | None = optional("Defaults for the vLLM server.")
     accelerator: PresetAcceleratorSpec | None = optional("Defaults for the choice of GPUs.")
-    cache: operation.CacheSpec | None = optional(told("PresetSpec.cache"))
+    cache: operation.CacheSpec | None = optional(
+        "Defaults for the storage of caches. Those of another kind of storage than the object's are not taken."
+    )
     weights: operation.WeightsSpec | None = optional("Defaults for the storage of weights, as those for caches.")
-    rollout: operation.RolloutSpec | None = optional(told("PresetSpec.rollout"))
-    pod_template: Annotated[dict[str, Any] | None, BeforeValidator(cut_depth)] = optional(told("PresetSpec.pod_template"), POD_TEMPLATE)
+    rollout: operation.RolloutSpec | None = optional(
+        "Defaults for the replacement of Pods. `strategy`, `maxSurge` and `maxUnavailable` are taken together, for objects that set none "
+        "of them."
+    )
+    pod_template: Annotated[dict[str, Any] | None, BeforeValidator(cut_depth)] = optional(
+        "Pod template over which that of the object is merged: lists by name, tolerations appended.", POD_TEMPLATE
+    )

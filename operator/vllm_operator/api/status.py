@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from vllm_operator.api.base import LIST_ATOMIC, MAP_ATOMIC, Model, Text, list_map, optional, repeated, told
+from vllm_operator.api.base import LIST_ATOMIC, MAP_ATOMIC, Model, Text, list_map, optional, repeated
 
 LONGEST_STAGE_SECONDS = 7 * 86_400
 """A longer stage was measured by a clock that was changed in between."""
@@ -41,7 +41,7 @@ class Condition(Model):
         min_length=1,
         max_length=1024,
         pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$",
-        description=told("Condition.reason"),
+        description="Cause of the status, as one word in CamelCase.",
     )
     message: str = Field(max_length=32768, description="Observed state, and what the user can do about it.")
 
@@ -61,7 +61,7 @@ class EngineStatus(Model):
         "Backends that are not those of the plan.", list_map("component"), max_length=32
     )
     unserved_adapters: list[Annotated[str, Field(max_length=128)]] | None = optional(
-        told("EngineStatus.unserved_adapters"), LIST_ATOMIC, max_length=64
+        "LoRA adapters of the spec that the engine has not loaded.", LIST_ATOMIC, max_length=64
     )
 
 
@@ -83,26 +83,38 @@ class ArtifactStatus(Model):
     publication: str | None = optional("What the last publication was for: repository, cache key, model and settings.", max_length=64)
     publish_result: str | None = optional("Result of the last publication. CachePublished says more.", max_length=32)
     publish_time: Timestamp | None = optional("Time of the last publication.", {"format": "date-time"})
-    rejected: list[Annotated[str, Field(max_length=71)]] | None = optional(told("ArtifactStatus.rejected"), LIST_ATOMIC, max_length=8)
+    rejected: list[Annotated[str, Field(max_length=71)]] | None = optional(
+        "Digests that are not fetched again, because a start with them crashed.", LIST_ATOMIC, max_length=8
+    )
 
 
 class CacheStatus(Model):
     """Observed state of the caches."""
 
     key: str | None = optional("Cache key, the name of the directory on the volume.", max_length=63)
-    state: CacheState | None = optional(told("CacheStatus.state"))
-    reason: str | None = optional(told("CacheStatus.reason"), max_length=64)
+    state: CacheState | None = optional(
+        "State of the caches: Compiling, Filled (a Pod has served with them), Warm (the log of a start has shown it) or Quarantined. "
+        "Absent if they are cold."
+    )
+    reason: str | None = optional(
+        "Why starts do not find all caches, as one word in CamelCase. Absent if nothing is in their way.", max_length=64
+    )
     message: Text | None = optional("What is worth knowing about the caches and their volume. Absent while the condition Ready says it.")
-    claim_name: Annotated[str, Field(max_length=253)] | None = optional(told("CacheStatus.claim_name"))
+    claim_name: Annotated[str, Field(max_length=253)] | None = optional(
+        "PersistentVolumeClaim of the caches, if it is not the one of the spec: `cache.claimName`, by default `NAME-cache`. Empty if "
+        "`podTemplate` replaces that one by another kind of volume."
+    )
     generation: int | None = optional("Number of cache directories that were quarantined as damaged.", ge=0)
     cold_start_seconds: int | None = optional("Duration of the last cold start with this key, in seconds.", ge=0)
     warm_start_seconds: int | None = optional("Duration of the last warm start with this key, in seconds.", ge=0)
     cold_stage_seconds: StageSeconds | None = optional(
-        told("CacheStatus.cold_stage_seconds"),
+        "Durations of the longer stages of the last start, if it was cold and the next one is too, which is estimated from them.",
         MAP_ATOMIC,
     )
     warm_stage_seconds: StageSeconds | None = optional("Durations of the longer stages of the last start, if it was warm.", MAP_ATOMIC)
-    quarantined: list[QuarantinedCache] | None = optional(told("CacheStatus.quarantined"), list_map("key"), max_length=8)
+    quarantined: list[QuarantinedCache] | None = optional(
+        "Damaged cache directories that are no longer used, newest last.", list_map("key"), max_length=8
+    )
     priming_skipped: Text | None = optional("Why requested priming was skipped.")
     artifact: ArtifactStatus | None = optional("Caches in a registry.")
 
@@ -127,11 +139,16 @@ class StartupStatus(Model):
     total: int | None = optional("Total units of this stage.", ge=0)
     stage_since: Timestamp | None = optional("Time when that Pod entered this stage.", {"format": "date-time"})
     update_time: Timestamp | None = optional(
-        told("StartupStatus.update_time"),
+        "Time of the last update, if anything is counted or estimated. Small progress is written with a delay of some seconds.",
         {"format": "date-time"},
     )
-    eta_seconds: Annotated[int, Field(ge=0)] | None = optional(told("StartupStatus.eta_seconds"))
-    pods: list[PodStartup] | None = optional(told("StartupStatus.pods"), list_map("name"), max_length=15)
+    eta_seconds: Annotated[int, Field(ge=0)] | None = optional(
+        "Estimated remaining seconds of the stage from updateTime on: from the engine's own progress, else from the last start with the "
+        "same caches, else from a test with another model, which the condition Ready names. Absent if unknown or exceeded."
+    )
+    pods: list[PodStartup] | None = optional(
+        "Other Pods that are starting, at most 15, furthest behind first.", list_map("name"), max_length=15
+    )
 
 
 class CrashStatus(Model):
@@ -173,14 +190,21 @@ class RemediationStatus(Model):
     """Remedies and restarts that the operator suggested or carried out for this spec."""
 
     observed_generation: int | None = optional("Generation of the spec that the remediation is for.", ge=0)
-    state: RemediationState | None = optional(told("RemediationStatus.state"))
+    state: RemediationState | None = optional(
+        "Suggested: `command` contains the remedy. Applied: a remedy is in force. GaveUp: the remedies did not help. Stopped: scaled to "
+        "zero because of a crash that a restart cannot fix."
+    )
     message: Text | None = optional("State as a sentence.")
-    command: str | None = optional(told("RemediationStatus.command"), max_length=4096)
+    command: str | None = optional(
+        "kubectl command that makes the suggested change. If nothing else is to be said, it is in `status.lastCrash`.", max_length=4096
+    )
     signature: str | None = optional("Name of the crash that led to this state.", max_length=128)
     pod: str | None = optional("Name of the Pod that crashed.", max_length=253)
     restarts: int | None = optional("Number of restarts of that Pod before the crash, if any.", ge=0)
     applied: list[AppliedRemedy] = repeated("Remedies in force, oldest first.", LIST_ATOMIC, max_length=10)
-    stalled_pods: list[Annotated[str, Field(max_length=253)]] = repeated(told("RemediationStatus.stalled_pods"), LIST_ATOMIC, max_length=10)
+    stalled_pods: list[Annotated[str, Field(max_length=253)]] = repeated(
+        "Pods that the operator deleted because their start stalled.", LIST_ATOMIC, max_length=10
+    )
 
     @model_serializer(mode="wrap")
     def _without_empty_lists(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -192,7 +216,9 @@ class RollbackStatus(Model):
 
     failed: str = Field(max_length=253, description="ControllerRevision that failed.")
     failed_number: int = Field(ge=0, description="Its number.")
-    revision: str | None = optional(told("RollbackStatus.revision"), max_length=253)
+    revision: str | None = optional(
+        "ControllerRevision that runs instead. Absent if there is none, or `rollout.onFailure` is Hold.", max_length=253
+    )
     number: int | None = optional("Its number.", ge=0)
     command: str | None = optional("kubectl command that changes the spec as recommended in the condition RolledBack.", max_length=4096)
     time: Timestamp = Field(description="Time when it was given up.", json_schema_extra={"format": "date-time"})
@@ -210,16 +236,22 @@ class AvoidedNode(Model):
 class VLLMDeploymentStatus(Model):
     """Observed state."""
 
-    observed_generation: int | None = optional(told("VLLMDeploymentStatus.observed_generation"), ge=-1)
+    observed_generation: int | None = optional(
+        "Generation of the spec that the status was observed for. -1 until the first reconciliation.", ge=-1
+    )
     replicas: int | None = optional("Number of existing Pods.", ge=0)
     ready_replicas: int | None = optional("Number of ready Pods.", ge=0)
     selector: str | None = optional("Label selector of the Pods, for the scale subresource.", max_length=1024)
     conditions: list[Condition] = repeated("Conditions, Ready first. Ready and Available are always set.", list_map("type"), max_length=16)
-    url: str | None = optional(told("VLLMDeploymentStatus.url"), max_length=1024)
-    plan: str | None = optional(told("VLLMDeploymentStatus.plan"), max_length=1024)
+    url: str | None = optional(
+        "URL of the engine for clients in the cluster. It is set when the first replica serves, and stays.", max_length=1024
+    )
+    plan: str | None = optional(
+        "The current plan in words: GPU, version, backends and notes. Absent while the condition PlanDrifted says them.", max_length=1024
+    )
     revision: str | None = optional("ControllerRevision that contains the current plan.", max_length=253)
     gpu: str | None = optional(
-        told("VLLMDeploymentStatus.gpu"),
+        "GPU of the plan: its product, or else its architecture, with the profile of a MIG slice. Absent if both are unknown.",
         max_length=256,
     )
     replan_token: str | None = optional("Value of the replan annotation when the plan was made.", max_length=256)
