@@ -543,3 +543,12 @@ def test_turboquant_needs_layers_with_attention_only() -> None:
     hybrid = PLAIN | {"architectures": ["FalconH1ForCausalLM"], "model_type": "falcon_h1", "mamba_n_heads": 64}
     assert "identifiable" in str(plan(BLOCKS, "0.33.0", "sm_90", hybrid, args={"kv-cache-dtype": "turboquant_k8v4"}).refusal)
     assert plan(BLOCKS, "0.33.0", "sm_90", hybrid).refusal is None
+
+
+@pytest.mark.parametrize("name", ["GPTJForCausalLM", "DbrxForCausalLM", "KimiK25ForConditionalGeneration"])
+def test_adapters_for_a_class_without_them_are_refused(name: str) -> None:
+    lora: dict[str, Any] = {"args": {"enable-lora": ""}}
+    for version in ("0.20.1", "0.33.0"):
+        assert name in str(plan(BLOCKS, version, "sm_90", PLAIN | {"architectures": [name]}, **lora).refusal)
+    assert plan(BLOCKS, "0.33.0", "sm_90", PLAIN | {"architectures": [name]}).refusal is None
+    assert plan(BLOCKS, "0.33.0", "sm_90", **lora).refusal is None

@@ -197,6 +197,7 @@ OF_FILES = {
     "integers-with-fp8-activations",
     "deprecated-format",
     "format-needs-ampere",
+    "class-without-adapters",
     "modelopt-fp8-needs-ada-until-0.26",
     "modelopt-mixed-needs-ada-until-0.23",
     "quark-fp8-needs-ada",
