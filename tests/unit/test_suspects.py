@@ -21,8 +21,8 @@ STAGES = {
 }
 
 
-def crash_of(files: list[str], error: str, *, stage: str = "WeightLoad", given: str = "") -> Crash:
-    lines = [f"(APIServer pid=7) INFO 10-01 10:00:00 [utils.py:253] non-default args: {{'model': '/m/odd'{given}}}\n", STAGES[stage]]
+def crash_of(files: list[str], error: str, *, stage: str = "WeightLoad", given: str = "", logged: str = "") -> Crash:
+    lines = [f"(APIServer pid=7) INFO 10-01 10:00:00 [utils.py:253] non-default args: {{'model': '/m/odd'{given}}}\n", STAGES[stage], logged]
     frames = [part for file in files for part in (f'  File "{PACKAGES}{file}", line 10, in call', "    x = y()")]
     header = "(EngineCore pid=40) ERROR 10-01 10:01:10 [core.py:1366] "
     said = ("EngineCore encountered a fatal error.", "Traceback (most recent call last):", *frames, error)
@@ -113,9 +113,28 @@ def test_an_error_while_graphs_are_captured_is_tried_with_fewer_graphs_first() -
         "RuntimeError: this kernel only supports odd rows",
     ],
 )
-def test_no_restart_is_advised_for_what_vllm_cannot_do(error: str) -> None:
-    crash = crash_of(["vllm/v1/attention/backends/odd.py"], error, stage="Ready")
+def test_no_restart_is_advised_for_what_vllm_cannot_do_at_the_start(error: str) -> None:
+    crash = crash_of(["vllm/v1/attention/backends/odd.py"], error)
     assert (crash.remedy or "").startswith("This vLLM cannot do what the message says, so a restart does not help. ")
+    served = crash_of(["vllm/v1/attention/backends/odd.py"], error, stage="Ready").remedy or ""
+    assert "restart does not help" not in served
+    assert "usually a kind of request, the load or a bug of this version led to it. Let it restart" in served
+
+
+@pytest.mark.parametrize(
+    ("file", "is_named"),
+    [
+        ("vllm/v1/attention/backends/mla/flashinfer_mla.py", True),
+        ("vllm/vllm_flash_attn/cute/interface.py", False),
+        ("vllm/model_executor/layers/attention/mla_attention.py", False),
+        ("vllm/v1/attention/backends/mla/flashmla.py", False),
+    ],
+)
+def test_the_backend_in_use_is_named_only_if_its_code_failed(file: str, is_named: bool) -> None:
+    backend = "(EngineCore pid=40) INFO 10-01 10:00:06 [cuda.py:1] Using FLASHINFER_MLA attention backend out of potential backends: ['A'].\n"
+    crash = crash_of(["vllm/v1/worker/gpu_worker.py", file], "RuntimeError: odd", stage="WeightLoad", logged=backend)
+    assert ("than FLASHINFER_MLA" in (crash.remedy or "")) == is_named
+    assert ("another --attention-backend" in (crash.remedy or "")) == ("/layers/" not in file)
 
 
 def test_an_error_of_vllms_own_code_after_the_weights_is_called_a_bug() -> None:
