@@ -178,8 +178,9 @@ def test_a_record_that_somebody_changed_is_no_race(text: str) -> None:
     assert read_race(revision) is None
 
 
-def rivals(*, version: str = "0.20.1", **backends: str) -> Rivals | None:
-    resource = deployment(engine={"version": version}, backends=backends)
+def rivals(*uri: str, version: str = "0.20.1", load_format: str | None = None, **backends: str) -> Rivals | None:
+    args = [{"name": "load-format", "value": load_format}] if load_format else []
+    resource = deployment(*uri, engine={"version": version, "args": args}, backends=backends)
     return plan(resource, inventory_of(real_node("h100-sxm")), with_results(load_catalog(), resource, ())).rivals
 
 
@@ -191,6 +192,13 @@ def test_rivals_are_backends_that_work_where_the_user_pins_none() -> None:
     assert pinned is not None
     assert pinned.backends == []
     assert rivals() is None, "nobody asks for a race"
+
+
+@pytest.mark.parametrize("load_format", ["runai_streamer", "dummy"])
+def test_how_weights_are_loaded_changes_no_rival(load_format: str) -> None:
+    found = rivals("hf://Qwen/Qwen2.5-72B-Instruct-AWQ", version="0.26.0", load_format=load_format, tuning="Measure")
+    assert found is not None
+    assert [name for component, name in found.backends if component == "GEMM"] == ["MARLIN", "TRITON"]
 
 
 def test_nothing_races_that_cannot_be_faster() -> None:

@@ -337,7 +337,7 @@ class Questions(Entry):
     gemm_groups: frozenset[int]
     gemm_one_group_before: Since
     gemm_one_group_architectures: frozenset[str]
-    gemm_flags: frozenset[str]
+    gemm_flags: Mapping[str, frozenset[str]]
     gemm_variables: frozenset[str]
     fields: Mapping[Component, str]
     labels: Mapping[Component, str]

@@ -235,7 +235,8 @@ def _layout(rule_input: RuleInput, chosen: Mapping[str, str]) -> str | None:
 def gemm_cases(rule_input: RuleInput) -> Sequence[str]:
     """Return the possible cases of the model's dense layers, the likeliest first; none if the table cannot answer."""
     questions = load_questions()
-    unasked = questions.gemm_flags & rule_input.arguments.keys() or questions.gemm_variables & rule_input.environment.keys()
+    others = (name for name, value in rule_input.arguments.items() if value not in questions.gemm_flags.get(name, {value}))
+    unasked = any(others) or questions.gemm_variables & rule_input.environment.keys()
     if rule_input.quantization is None or rule_input.distribution != Distribution.VLLM or unasked:
         return ()
     quantization = Quantization(rule_input.quantization)
