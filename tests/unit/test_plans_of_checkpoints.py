@@ -552,3 +552,8 @@ def test_adapters_for_a_class_without_them_are_refused(name: str) -> None:
         assert name in str(plan(BLOCKS, version, "sm_90", PLAIN | {"architectures": [name]}, **lora).refusal)
     assert plan(BLOCKS, "0.33.0", "sm_90", PLAIN | {"architectures": [name]}).refusal is None
     assert plan(BLOCKS, "0.33.0", "sm_90", **lora).refusal is None
+
+
+def test_the_runner_does_not_change_which_backend_reads_the_kv_cache() -> None:
+    flags = {"kv-cache-dtype": "fp8", "runner": "pooling"}
+    assert backend(plan(BLOCKS, "0.33.0", "sm_86", PLAIN, args=flags), "Attention") == "FLASHINFER"
