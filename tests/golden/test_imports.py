@@ -56,6 +56,7 @@ def dynamo_graph(services: dict[str, dict[str, Any]], *words: str) -> dict[str, 
     return {"kind": "DynamoGraphDeployment", "metadata": {"name": "d"}, "spec": {"services": services}}
 
 
+GPU = {"limits": {"nvidia.com/gpu": "1"}}
 PLATFORMS = (
     *(("VLLMRuntime", "a"), ("StormService", "a"), ("DynamoGraphDeployment", "a"), ("Model", "kubeai.org")),
     *(("Workspace", "kaito.sh"), ("InferenceSet", "kaito.sh")),
@@ -99,17 +100,20 @@ def test_no_secret_is_in_what_is_written(run: Run) -> None:
     ("objects", "said"),
     [
         ([{"kind": "Service"}], "no engine was found"),
-        ([{**deployment("vllm", "serve", "a/b"), "kind": "StatefulSet"}], "vLLM runs in StatefulSet a, a kind"),
+        ([{**deployment("vllm", "serve", "a/b"), "kind": "DaemonSet"}], "vLLM runs in DaemonSet a, which this command does not read"),
         ([{"kind": "RayService", "metadata": {"name": "r"}, "spec": {"groups": [{"containers": [{"image": "vllm"}]}]}}], "RayService r"),
         ([{"kind": "HelmRelease", "metadata": {"name": "h"}}], "Render HelmRelease h first"),
-        ([{"kind": "Workspace", "metadata": {"name": "w"}}], "Found: Workspace w. A Deployment that runs in the cluster can be imported"),
+        ([deployment("text-generation-launcher", image="text-generation-inference", resources=GPU)], "No vLLM was found in Deployment a"),
+        ([{"kind": "LLMInferenceService", "apiVersion": "inference.llm-d.ai/v1"}], "No vLLM was found in LLMInferenceService"),
+        ([{"services": {"chat": {"image": "vllm/vllm-openai"}}}], "vLLM runs in a Compose file"),
+        ([{"run": "vllm serve a/b"}], "vLLM runs in a SkyPilot task"),
+        ([{"kind": "Workspace", "metadata": {"name": "w"}}], "No vLLM was found in Workspace w. A Deployment that runs in the cluster"),
         ([{"kind": "Model", "apiVersion": "kubeai.org/v1", "spec": {"engine": "OLlama"}}], "has the engine OLlama, not VLLM"),
-        ([{"kind": "Workspace", "apiVersion": "kaito.sh/v1beta1", "inference": {"preset": {"name": "phi-4"}}}], "the model is at phi-4"),
-        ([{"kind": "Workspace", "apiVersion": "kaito.sh/v1beta1", "resource": {"count": 2}}], "on 2 nodes"),
-        ([{"modelArtifacts": {"uri": "hf://a/b"}, "multinode": True}], "on 2 nodes"),
+        (
+            [{"kind": "Workspace", "apiVersion": "kaito.sh/v1beta1", "inference": {"preset": {"name": "own-phi"}}}],
+            "the model is at own-phi",
+        ),
         ([{"modelArtifacts": {"uri": "hf://a/b"}, "decode": {"accelerator": {"type": "amd"}}}], "of the type amd"),
-        ([storm_service({"name": "decode", "podGroupSize": 2})], "StormService s runs an engine on 2 nodes"),
-        ([dynamo_graph({"Worker": {"multinode": {"nodeCount": 2}}})], "DynamoGraphDeployment d runs an engine on 2 nodes"),
         ([deployment("vllm", "serve", "a/b", "--seed", "$(S)", env=[SECRET])], "uses the variable S"),
         ([deployment("vllm", "serve", "/data/model")], "Add --model hf://"),
         ([deployment("vllm", "serve", "--port", "1")], "names no model"),
@@ -337,7 +341,6 @@ def test_the_service_and_the_rollout_of_a_deployment_are_kept(tmp_path: Path, ru
     manifest["spec"] |= {
         "strategy": {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
         "minReadySeconds": 5,
-        "progressDeadlineSeconds": 600,
     }
     metadata = {"name": "a", "annotations": {"example.com/internal": "true"}}
     service = {
@@ -349,7 +352,6 @@ def test_the_service_and_the_rollout_of_a_deployment_are_kept(tmp_path: Path, ru
     assert spec["rollout"] == {"maxSurge": 1, "maxUnavailable": 0}
     assert spec["service"] == {"type": "LoadBalancer", "annotations": {"example.com/internal": "true"}, "loadBalancerClass": "x/y"}
     assert "spec.minReadySeconds: a Pod counts as available once it is ready" in report
-    assert "progressDeadlineSeconds" not in report
     manifest["spec"]["strategy"] = {"type": "Recreate"}
     assert imported(run, tmp_path, manifest)[0]["rollout"] == {"strategy": "Recreate"}
 
@@ -359,7 +361,9 @@ def test_what_kserve_passes_on_to_its_pods(tmp_path: Path, run: Run) -> None:
     annotations = {"prometheus.io/scrape": "true", "example.com/owner": "x"}
     metadata = {"name": "n", "labels": {"kueue.x-k8s.io/queue-name": "q", "team": "t"}, "annotations": annotations}
     spec = {"model": {"uri": "hf://a/b:v1", "lora": lora}, "labels": {"tier": "web"}, "template": {"containers": [{"name": "main"}]}}
-    found, report = imported(run, tmp_path, {"kind": "LLMInferenceService", "metadata": metadata, "spec": spec})
+    found, report = imported(
+        run, tmp_path, {"kind": "LLMInferenceService", "apiVersion": "serving.kserve.io/v1alpha2", "metadata": metadata, "spec": spec}
+    )
     assert found["podTemplate"]["metadata"] == {
         "labels": {"kueue.x-k8s.io/queue-name": "q", "tier": "web"},
         "annotations": {"prometheus.io/scrape": "true"},
@@ -369,7 +373,10 @@ def test_what_kserve_passes_on_to_its_pods(tmp_path: Path, run: Run) -> None:
     assert [each["name"] for each in found["engine"]["args"]] == ["max-lora-rank", "max-loras"]
     assert "The adapter tax at s3://a/tax" in report
     spec["template"] = {"containers": [{"name": "main", "env": [{**SECRET, "name": "VLLM_ADDITIONAL_ARGS"}]}]}
-    (tmp_path / "a.yaml").write_text(yaml.safe_dump({"kind": "LLMInferenceService", "metadata": metadata, "spec": spec}), "utf-8")
+    (tmp_path / "a.yaml").write_text(
+        yaml.safe_dump({"kind": "LLMInferenceService", "apiVersion": "serving.kserve.io/v1alpha2", "metadata": metadata, "spec": spec}),
+        "utf-8",
+    )
     assert "its value is not in the manifest" in " ".join(run(tmp_path / "a.yaml")[2].split())
 
 
@@ -423,7 +430,9 @@ def test_fields_that_nothing_reads_are_told(tmp_path: Path, run: Run) -> None:
     resources = {"limits": {"nvidia.com/gpu": 1}}
     template = {"containers": [{**engine, "resources": resources, "lora": {"a": {"b": 1}}}]}
     llm = {"model": {"uri": "hf://a/b", "lora": lora}, "template": template}
-    report = imported(run, tmp_path, {"kind": "LLMInferenceService", "metadata": {"name": "n"}, "spec": llm})[1]
+    report = imported(
+        run, tmp_path, {"kind": "LLMInferenceService", "apiVersion": "serving.kserve.io/v1alpha2", "metadata": {"name": "n"}, "spec": llm}
+    )[1]
     assert "LLMInferenceService n: spec.model.lora.adapters[law].memory, spec.template.containers[main].lora. Advice" in report
     stack = {"servingEngineSpec": {"modelSpec": [{"name": "m", "modelURL": "a/b", "hf_token": {"secretName": "s", "future": "x"}}]}}
     assert "values: servingEngineSpec.modelSpec[m].hf_token.future. Advice" in imported(run, tmp_path, stack)[1]
@@ -472,7 +481,7 @@ VALUES = st.dictionaries(
 @given(VALUES, VALUES)
 def test_any_values_and_objects_of_other_tools_are_imported_or_refused(values: dict[str, Any], more: dict[str, Any]) -> None:
     stack = {"servingEngineSpec": {**more, "modelSpec": [{"name": "a", **values}]}, "loraAdapters": [{"adapterSource": more}]}
-    llm = {"kind": "LLMInferenceService", "metadata": more, "spec": values}
+    llm = {"kind": "LLMInferenceService", "apiVersion": "serving.kserve.io/v1alpha2", "metadata": more, "spec": values}
     predictor = {"kind": "InferenceService", "apiVersion": "serving.kserve.io/v1", "metadata": more, "spec": {"predictor": values}}
     others: list[dict[str, Any]] = [{"kind": kind, "apiVersion": f"{group}/v1", "spec": values} for kind, group in PLATFORMS]
     others += [stack, llm, predictor, {"kind": "StatefulSet", "spec": values}, {**values, "modelArtifacts": values}]
@@ -503,7 +512,9 @@ def test_the_cache_that_kserve_offloads_and_its_traces_become_flags(tmp_path: Pa
         "rolloutStrategy": {"maxSurge": 0, "maxUnavailable": 1},
         "template": {"containers": [{"name": "main", "image": "vllm/vllm-openai:v0.33.0"}]},
     }
-    found, report = imported(run, tmp_path, {"kind": "LLMInferenceService", "metadata": {"name": "n"}, "spec": spec})
+    found, report = imported(
+        run, tmp_path, {"kind": "LLMInferenceService", "apiVersion": "serving.kserve.io/v1alpha2", "metadata": {"name": "n"}, "spec": spec}
+    )
     flags = {each["name"]: each.get("value") for each in found["engine"]["args"]}
     offloading = {"spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 8 << 30, "eviction_policy": "lru"}
     assert json.loads(flags["kv-transfer-config"])["kv_connector_extra_config"] == offloading
@@ -569,3 +580,201 @@ def test_settings_of_newer_charts_of_the_production_stack(tmp_path: Path, run: R
     assert '"kv_role": "kv_producer"' in found["engine"]["args"][0]["value"]
     assert "lmcacheConfig.enablePD: an engine does both prefill and decode here" in report
     assert "offloads its KV cache with LMCache" in report
+
+
+def with_kind(kind: str, group: str, manifest: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    """The Deployment as another object with a Pod template."""
+    return {**manifest, "kind": kind, "apiVersion": f"{group}/v1", "spec": {**manifest["spec"], **spec}}
+
+
+POD = deployment("vllm", "serve", "a/b", "--seed=7", resources=GPU)["spec"]["template"]["spec"]
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        with_kind("StatefulSet", "apps", deployment("vllm", "serve", "a/b", "--seed=7", resources=GPU)),
+        with_kind("Service", "serving.knative.dev", deployment("vllm", "serve", "a/b", "--seed=7", resources=GPU)),
+        {"kind": "Pod", "apiVersion": "v1", "metadata": {"name": "a"}, "spec": POD},
+        {"kind": "LeaderWorkerSet", "metadata": {"name": "a"}, "spec": {"leaderWorkerTemplate": {"workerTemplate": {"spec": POD}}}},
+    ],
+    ids=lambda manifest: manifest["kind"],
+)
+def test_an_engine_of_another_workload(manifest: dict[str, Any], tmp_path: Path, run: Run) -> None:
+    spec, report = imported(run, tmp_path, manifest)
+    assert (spec["model"], spec["accelerator"]) == ({"uri": "hf://a/b"}, {"count": 1})
+    assert spec["engine"]["args"] == [{"name": "seed", "value": "7"}]
+    assert "Unread" not in report
+
+
+def test_the_first_volume_of_a_stateful_set_is_mounted(tmp_path: Path, run: Run) -> None:
+    mounted = deployment("vllm", "serve", "/models/base", volumeMounts=[{"name": "data", "mountPath": "/models"}])
+    claims = [{"metadata": {"name": "data"}}]
+    spec, _ = imported(run, tmp_path, with_kind("StatefulSet", "apps", mounted, volumeClaimTemplates=claims))
+    assert spec["model"] == {"uri": "pvc://data-a-0/base", "servedName": "/models/base"}
+
+
+def test_a_group_of_pods_is_an_engine_on_several_nodes(tmp_path: Path, run: Run) -> None:
+    words = [
+        "vllm",
+        "serve",
+        "a/b",
+        "-tp=8",
+        "--pipeline-parallel-size=2",
+        "--nnodes=2",
+        "--node-rank=0",
+        "--master-addr=$(LWS_LEADER_ADDRESS)",
+    ]
+    leader = deployment(*words, resources={"limits": {"nvidia.com/gpu": 8}})["spec"]["template"]
+    group = {"size": 2, "leaderTemplate": {"metadata": {"labels": {"role": "leader"}}, **leader}, "workerTemplate": {"spec": {}}}
+    manifest = {"kind": "LeaderWorkerSet", "metadata": {"name": "big"}, "spec": {"replicas": 3, "leaderWorkerTemplate": group}}
+    selector = {"leaderworkerset.sigs.k8s.io/name": "big", "role": "leader"}
+    service = {"kind": "Service", "metadata": {"name": "big"}, "spec": {"selector": selector, "ports": [{"port": 80}]}}
+    spec, report = imported(run, tmp_path, manifest, service)
+    assert spec["parallelism"] == {"tensor": 8, "pipeline": 2, "nodes": 2}
+    assert (spec["replicas"], spec["service"]) == (3, {"port": 80})
+    assert "--master-addr: the operator starts the engine on each node itself" in report
+    assert "parallel sizes need" not in report
+    script = "bash /vllm-workspace/multi-node-serving.sh leader --ray_cluster_size=$(LWS_GROUP_SIZE); vllm serve a/b"
+    leader["spec"]["containers"][0]["command"] = ["sh", "-c", script]
+    assert imported(run, tmp_path, manifest)[0]["parallelism"] == {"tensor": 8, "nodes": 2}
+
+
+def test_variables_that_only_a_pod_or_a_secret_knows(tmp_path: Path, run: Run) -> None:
+    env = [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
+    words = ["vllm", "serve", "a/b", "--api-key=$(KEY)", '--kv-events-config={"topic": "kv@${POD_IP}"}']
+    spec, _ = imported(run, tmp_path, deployment(*words, env=env, envFrom=[{"secretRef": {"name": "keys"}}]))
+    assert spec["auth"] == {"apiKeySecretRef": {"name": "keys", "key": "KEY"}}
+    assert spec["engine"]["args"] == [{"name": "kv-events-config", "value": '{"topic": "kv@$(POD_IP)"}'}]
+
+
+def test_a_model_on_a_volume_of_another_kind(tmp_path: Path, run: Run) -> None:
+    mount = [{"name": "data", "mountPath": "/data"}]
+    filling = {"name": "download", "image": "d", "volumeMounts": [{"name": "data", "mountPath": "/to"}]}
+    pod: dict[str, Any] = {"volumes": [{"name": "data", "hostPath": {"path": "/srv"}}], "initContainers": [filling]}
+    spec, report = imported(run, tmp_path, deployment("vllm", "serve", "/data/m", volumeMounts=mount, pod=pod))
+    template = spec["podTemplate"]["spec"]
+    assert spec["model"]["uri"] == "pvc://data/m"
+    assert template["volumes"] == [{"name": "model", "hostPath": {"path": "/srv"}}]
+    assert template["initContainers"] == [{**filling, "volumeMounts": [{"name": "model", "mountPath": "/to"}]}]
+    assert "the init container download, which fills the volume of the model" in report
+    pod = {"volumes": [{"name": "data", "emptyDir": {}}]}
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(deployment("vllm", "serve", "/data/m", volumeMounts=mount, pod=pod)), "utf-8")
+    assert "the model is at /data/m" in run(tmp_path / "a.yaml")[2]
+
+
+@pytest.mark.parametrize(
+    ("script", "pod"),
+    [
+        ("hf download a/b --local-dir /m && vllm serve /m", {}),
+        ("vllm serve /m", {"initContainers": [{"command": ["sh", "-c", "huggingface-cli download --quiet a/b"]}]}),
+        ("vllm serve /m", {"initContainers": [{"args": ["python", "-c", "snapshot_download('a/b', local_dir='/m')"]}]}),
+    ],
+)
+def test_a_model_that_a_container_downloads_is_that_of_the_hub(script: str, pod: dict[str, Any], tmp_path: Path, run: Run) -> None:
+    spec, report = imported(run, tmp_path, deployment("sh", "-c", script, pod=pod))
+    assert spec["model"] == {"uri": "hf://a/b", "servedName": "/m"}
+    assert "The model at /m is a/b of the hub" in report
+
+
+@pytest.mark.parametrize(
+    ("uri", "word", "found"),
+    [
+        ("pvc://claim", "/mnt/models/llama/8b", "pvc://claim/llama/8b"),
+        ("s3://bucket/llama", "/mnt/models", "s3://bucket/llama"),
+        ("hf://a/b", "/mnt/models/x", "hf://a/b"),
+        ("oci://registry.example/llama:8b", "/mnt/models", "pvc://image/models"),
+    ],
+)
+def test_where_kserve_mounts_a_model(uri: str, word: str, found: str, tmp_path: Path, run: Run) -> None:
+    model = {"storageUri": uri, "image": "vllm/vllm-openai:v0.30.0", "args": [f"--model={word}"]}
+    service = {"apiVersion": "serving.kserve.io/v1beta1", "kind": "InferenceService", "metadata": {"name": "a"}}
+    spec, _ = imported(run, tmp_path, {**service, "spec": {"predictor": {"model": model}}})
+    assert spec["model"]["uri"] == found
+    images = [{"name": "model", "image": {"reference": "registry.example/llama:8b"}}]
+    assert spec.get("podTemplate", {}).get("spec", {}).get("volumes", images) == images
+
+
+def test_ports_that_are_not_imported_are_told(tmp_path: Path, run: Run) -> None:
+    proxy = {"name": "proxy", "image": "p", "ports": [{"containerPort": 8000}]}
+    manifest = deployment("vllm", "serve", "a/b", "--port=8200")
+    manifest["spec"]["template"]["metadata"] = {"labels": {"app": "a"}}
+    manifest["spec"]["template"]["spec"]["containers"].append(proxy)
+    ports = [{"port": 80, "nodePort": 30080}, {"name": "metrics", "port": 9090}]
+    service = {"kind": "Service", "metadata": {"name": "a"}, "spec": {"selector": {"app": "a"}, "ports": ports}}
+    spec, report = imported(run, tmp_path, manifest, service)
+    assert spec["service"] == {"port": 80}
+    assert "Service a: spec.ports.nodePort: Kubernetes chooses the port of the node." in report
+    assert "Service a: the ports metrics 9090." in report
+    assert "The container proxy listens on port 8000, which is the engine's port" in report
+
+
+def test_a_volume_with_a_directory_of_caches_is_not_needed(tmp_path: Path, run: Run) -> None:
+    pod = {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "models"}}]}
+    env = [{"name": "HF_HOME", "value": "/models/hub"}, {"name": "HF_HUB_OFFLINE", "value": "1"}]
+    words, mount = ["vllm", "serve", "a/b", "--download-dir=/models/x"], [{"name": "v", "mountPath": "/models"}]
+    spec, report = imported(run, tmp_path, deployment(*words, env=env, pod=pod, volumeMounts=mount))
+    assert "podTemplate" not in spec
+    assert "env" not in spec["engine"]
+    assert "HF_HUB_OFFLINE: the engine downloads the model to a volume of the operator" in report
+    assert "set spec.weights.claimName to models" in report
+    words += ["--chat-template=/models/chat.jinja"]
+    assert "podTemplate" in imported(run, tmp_path, deployment(*words, env=env, pod=pod, volumeMounts=mount))[0]
+
+
+def test_what_kserve_fills_in_is_not_passed_on(tmp_path: Path, run: Run) -> None:
+    value = '--seed 7 --kv-events-config \'{"endpoint": "tcp://{{ ChildName .ObjectMeta.Name `-epp` }}:5557"}\''
+    template = {"containers": [{"name": "main", "env": [{"name": "VLLM_ADDITIONAL_ARGS", "value": value}]}]}
+    metadata, spec = {"name": "n"}, {"model": {"uri": "hf://a/b"}, "template": template}
+    llm = {"kind": "LLMInferenceService", "apiVersion": "serving.kserve.io/v1alpha2", "metadata": metadata, "spec": spec}
+    found, report = imported(run, tmp_path, llm)
+    assert found["engine"]["args"] == [{"name": "seed", "value": "7"}]
+    assert "--kv-events-config: KServe fills in the {{ }} of its value" in report
+
+
+def test_components_of_newer_versions_of_dynamo(tmp_path: Path, run: Run) -> None:
+    worker = {"name": "main", "image": "runtime:1.6.0", "command": ["python3", "-m", "dynamo.vllm"], "args": ["--model", "a/b"]}
+    front = {"name": "main", "image": "runtime:1.6.0", "command": ["python3", "-m", "dynamo.frontend"]}
+    components = [
+        {"name": "Frontend", "podTemplate": {"spec": {"containers": [front]}}},
+        {
+            "name": "Worker",
+            "replicas": 2,
+            "sharedMemorySize": "8Gi",
+            "podTemplate": {"spec": {"containers": [{**worker, "resources": GPU}]}},
+        },
+        {"name": "First", "type": "prefill", "podTemplate": {"spec": {"containers": [worker]}}},
+    ]
+    spec, report = imported(run, tmp_path, {"kind": "DynamoGraphDeployment", "metadata": {"name": "d"}, "spec": {"components": components}})
+    assert (spec["model"]["uri"], spec["replicas"], spec["accelerator"]) == ("hf://a/b", 2, {"count": 1})
+    assert "spec.components.Worker.sharedMemorySize: the operator mounts shared memory of its own" in report
+    assert "so the service First is not imported" in report
+    assert "The service Frontend: it does not run vLLM" in report
+
+
+def test_a_preset_of_kaito_is_a_model_of_the_hub(tmp_path: Path, run: Run) -> None:
+    inference = {"preset": {"name": "phi-4"}, "config": "settings"}
+    workspace = {"kind": "Workspace", "apiVersion": "kaito.sh/v1beta1", "metadata": {"name": "w"}, "inference": inference}
+    spec, report = imported(run, tmp_path, workspace)
+    assert spec["model"] == {"uri": "hf://microsoft/phi-4", "servedName": "phi-4"}
+    assert "inference.config: write the settings under vllm in this ConfigMap as flags" in report
+
+
+def test_the_first_engine_of_vllm_stays_chosen_in_the_production_stack(tmp_path: Path, run: Run) -> None:
+    model = {"name": "m", "modelURL": "a/b", "repository": "vllm/vllm-openai", "tag": "v0.8.5", "vllmConfig": {"v0": 1}}
+    spec, _ = imported(run, tmp_path, {"servingEngineSpec": {"modelSpec": [model]}})
+    assert spec["engine"]["env"] == [{"name": "VLLM_USE_V1", "value": "0"}]
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        storm_service({"name": "decode", "podGroupSize": 2}),
+        dynamo_graph({"Worker": {"multinode": {"nodeCount": 2}}}),
+        {"modelArtifacts": {"uri": "hf://a/b", "name": "a/b"}, "multinode": True, "decode": {"parallelism": {"workers": 2}}},
+        {"kind": "Workspace", "apiVersion": "kaito.sh/v1", "resource": {"count": 2}, "inference": {"preset": {"name": "a/b"}}},
+    ],
+    ids=["StormService", "DynamoGraphDeployment", "llm-d", "KAITO"],
+)
+def test_an_engine_of_a_platform_on_several_nodes(manifest: dict[str, Any], tmp_path: Path, run: Run) -> None:
+    assert imported(run, tmp_path, manifest)[0]["parallelism"]["nodes"] == 2

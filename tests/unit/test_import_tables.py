@@ -23,14 +23,22 @@ DYNAMO_CONTAINER = {"command": ["python3", "-m", "dynamo.vllm"], "args": ["--mod
 KAITO = {"apiVersion": "kaito.sh/v1beta1", "metadata": {"name": "a"}}
 OBJECTS: Mapping[str, list[dict[str, Any]]] = {
     "Deployment": [{"kind": "Deployment", "metadata": {"name": "a"}, "spec": {"template": {"spec": POD}}}],
+    "StatefulSet": [{"kind": "StatefulSet", "metadata": {"name": "a"}, "spec": {"template": {"spec": POD}}}],
+    "Service of Knative": [
+        {"kind": "Service", "apiVersion": "serving.knative.dev/v1", "metadata": {"name": "a"}, "spec": {"template": {"spec": POD}}}
+    ],
+    "LeaderWorkerSet": [
+        {"kind": "LeaderWorkerSet", "metadata": {"name": "a"}, "spec": {"leaderWorkerTemplate": {"leaderTemplate": {"spec": POD}}}}
+    ],
     "InferenceService of KServe": [{**KSERVE, "spec": {"predictor": {"model": {**CONTAINER, "storageUri": "hf://a/b"}}}}],
     "ServingRuntime": [
         {"kind": "ServingRuntime", "metadata": {"name": "r"}, "spec": POD},
         {**KSERVE, "spec": {"predictor": {"model": {"storageUri": "hf://a/b", "runtime": "r"}}}},
     ],
-    "LLMInferenceService": [
+    "LLMInferenceService of KServe": [
         {
             "kind": "LLMInferenceService",
+            "apiVersion": "serving.kserve.io/v1alpha2",
             "metadata": {"name": "a"},
             "spec": {"model": {"uri": "hf://a/b"}, "template": {"containers": [CONTAINER]}},
         }
@@ -115,7 +123,7 @@ def test_a_setting_that_is_off_is_not_told() -> None:
 
 def test_the_tables_name_where_their_fields_come_from() -> None:
     tables: Mapping[str, Table] = load_tables()
-    assert {*tables} == {*PEERS, "flags and variables of vLLM"}
+    assert {*tables} == {*PEERS, "flags and variables of vLLM", "presets of KAITO"}
     assert all(table.source for table in tables.values())
     assert all(peer["source"] for peer in PEERS.values())
 

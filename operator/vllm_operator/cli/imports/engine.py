@@ -14,8 +14,8 @@ from vllm_operator.cli.inputs import InputError
 _SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash")
 _MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server", "vllm.entrypoints.cli.main")
 _PROGRAMS = ("vllm", "serve", "python", "python3", "exec", "uv", "run", "huggingfaceserver", *_MODULES)
-REFERENCE = re.compile(r"\$(?:\(([A-Za-z_]\w*)\)|\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
-"""A reference to a variable: `$(NAME)` of Kubernetes, `$NAME` and `${NAME}` of a shell."""
+REFERENCE = re.compile(r"\$(?:\(([A-Za-z_]\w*)\)|\{([A-Za-z_]\w*|@)\}|([A-Za-z_]\w*|@))")
+"""A reference to a variable: `$(NAME)` of Kubernetes, `$NAME` and `${NAME}` of a shell, and `$@`."""
 _BEFORE_PROGRAM = re.compile(r"exec\Z|[A-Za-z_]\w*=")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
@@ -46,8 +46,9 @@ class Engine:
     `source` is what was read, for the report. `container` and `pod` are as in a Pod; the words of the command line are in the container's
     `args` alone. `model` is where the tool gets the model from (hf://, pvc://, or what the operator cannot read) and `served_name` its name
     for clients, if they are not in these words. `adapters` have a `name`, a `uri` (or what the operator cannot read), and perhaps a
-    `tokenSecretRef`. `metadata` has labels and annotations of the Pod. `token` is name and key of the Secret with the token for the hub.
-    `spec` has parts of the VLLMDeployment's spec. `report` has settings without a counterpart, and what the user should know.
+    `tokenSecretRef`. `nodes` is the number of its Pods. `metadata` has their labels and annotations. `token` is name and key of the Secret
+    with the token for the hub. `spec` has parts of the VLLMDeployment's spec. `report` has settings without a counterpart, and what the
+    user should know.
     """
 
     source: str
@@ -56,6 +57,7 @@ class Engine:
     namespace: str = ""
     container: Mapping[str, Any] = field(default_factory=dict)
     pod: Mapping[str, Any] = field(default_factory=dict)
+    nodes: int | None = None
     metadata: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     model: str = ""
     served_name: str = ""
@@ -137,7 +139,8 @@ def _is_flag(word: str) -> bool:
 
 
 def _script_of(words: Sequence[str]) -> str | None:
-    pairs = pairwise(words[:5]) if words and words[0] in _SHELLS else ()
+    rest = [word for word in words if word != "--"]
+    pairs = pairwise(rest[:5]) if rest and rest[0] in _SHELLS else ()
     return next((script for word, script in pairs if re.fullmatch(r"-[a-z]*c", word)), None)
 
 
@@ -160,13 +163,8 @@ def _starts_engine(words: Sequence[str]) -> bool:
 
 
 def _resolve(word: str, variables: Mapping[str, str]) -> str:
-    def value(match: re.Match[str]) -> str:
-        name = match[1] or match[2] or match[3]
-        if name not in variables:
-            raise ImportRefusedError(f"the command line uses the variable {name}, whose value is not in the manifest. Add it to env")
-        return variables[name]
-
-    return REFERENCE.sub(value, word) if not word.lstrip().startswith("{") else word
+    """Put values in the place of variables. A variable without a known value stays."""
+    return REFERENCE.sub(lambda match: variables.get(next(filter(None, match.groups())), match[0]), word)
 
 
 def _resolve_in_shell(word: str, variables: Mapping[str, str]) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """The Pod of a deployed engine: what belongs into the spec, into `spec.podTemplate`, and what the operator does itself."""
 
 import posixpath
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from vllm_operator.api.labels import CONTAINER
@@ -9,7 +9,7 @@ from vllm_operator.api.reading import Manifest, mapping, objects, read_bytes, re
 from vllm_operator.caches.claims import CACHE_VOLUME, WEIGHTS_VOLUME
 from vllm_operator.catalog.gpus import Images
 from vllm_operator.cli.imports.engine import Engine, ImportRefusedError
-from vllm_operator.cli.imports.tables import load_tables
+from vllm_operator.cli.imports.tables import load_tables, say
 from vllm_operator.inventory.pools import GPU_RESOURCE, MIG_RESOURCE_PREFIX
 from vllm_operator.rendering.volumes import MODEL_VOLUME, SHARED_MEMORY_VOLUME, TEMPORARY_VOLUME, TOKEN_VOLUME
 
@@ -25,14 +25,16 @@ _DEFAULTS: Mapping[str, Any] = {
 """What the API server adds to every Pod template, and what it means if a field is absent. The default of other fields is false or empty."""
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 _CACHE_PATHS = ("/root/.cache", "/.cache", "/home/vllm/.cache", "/root/.triton", "/tmp/.cache")
-_OUR_VOLUMES = (CACHE_VOLUME, WEIGHTS_VOLUME, MODEL_VOLUME, SHARED_MEMORY_VOLUME, TEMPORARY_VOLUME, TOKEN_VOLUME)
+_OURS = (CACHE_VOLUME, WEIGHTS_VOLUME, MODEL_VOLUME, SHARED_MEMORY_VOLUME, TEMPORARY_VOLUME, TOKEN_VOLUME)
+_FREE = {name: f"imported-{name}" for name in _OURS}
+"""Other names for volumes: `spec.podTemplate` would replace the operator's."""
 
 
 class PodParts:
     """Parts of a Pod: GPUs, `spec.accelerator` and `spec.podTemplate`. Raises ImportRefusedError for an engine without NVIDIA GPUs."""
 
     def __init__(self, engine: Engine, images: Images) -> None:
-        pod, container = _with_free_names(engine.pod), _with_free_names(engine.container)
+        pod, container = _with_names(engine.pod, _FREE), _with_names(engine.container, _FREE)
         self.report, self.metadata, self.images = engine.report, engine.metadata, images
         self.gpus = 0
         self.accelerator: dict[str, Any] = {}
@@ -40,49 +42,73 @@ class PodParts:
         self.pod, self.container = _kept(pod, load_tables()["Pod"].kept), _kept(container, load_tables()["container"].kept)
         self.mounts: list[Manifest] = []
         self.unneeded: list[Manifest] = []  # mounts of the model and of adapters, which the operator mounts itself
-        self.shared_memory: dict[str, Any] = {}
+        self.added: list[dict[str, Any]] = []  # volumes that replace the operator's
         self.volumes = {name: each for each in objects(pod, "volumes") if (name := text(each, "name"))}
         self.sidecars = [each for each in objects(pod, "containers") if each.get("name") != container.get("name")]
         self._sort_selector(pod)
         first = list(objects(pod, "initContainers"))
-        if sidecars := [each for each in first if each.get("restartPolicy") == "Always"]:
+        self.first = [each for each in first if each.get("restartPolicy") != "Always"]
+        if sidecars := [each for each in first if each not in self.first]:
             self.pod["initContainers"] = sidecars
         self._sort_resources(container)
         self._sort_mounts(container)
-        self._report_dropped(pod, container, [text(each, "name") for each in first if each not in sidecars])
+        self._report_dropped(pod, container)
 
     def claim_of(self, mount: Manifest) -> str:
         """Return the PersistentVolumeClaim that is mounted; empty for another volume."""
         return text(self.volumes.get(text(mount, "name"), {}), "persistentVolumeClaim", "claimName")
 
-    def uri_of(self, path: str) -> str | None:
-        """Return the URI of a path on a mounted PersistentVolumeClaim. The mount is no longer needed then."""
+    def uri_of(self, path: str, *, on_any_volume: bool = False) -> str | None:
+        """Return the URI of a path on a mounted PersistentVolumeClaim, or `on_any_volume`, which becomes the volume of the model."""
         for mount in sorted(self.mounts, key=lambda each: len(text(each, "mountPath")), reverse=True):
-            claim, mounted = self.claim_of(mount), text(mount, "mountPath").rstrip("/")
-            if claim and (path == mounted or path.startswith(f"{mounted}/")):
+            mounted, name = text(mount, "mountPath").rstrip("/"), text(mount, "name")
+            is_on = f"{path}/".startswith(f"{mounted}/")
+            if is_on and (claim := self.claim_of(mount) or (name if on_any_volume and self._take(name) else "")):
                 self.unneeded.append(mount)
                 return "pvc://" + posixpath.join(claim, text(mount, "subPath"), path[len(mounted) :].strip("/")).rstrip("/")
         return None
 
-    def keep_used(self, model: str, words: Collection[str]) -> None:
-        """Keep a mount of the model's claim if other words name files on it. A Pod cannot have a second volume of the same claim."""
-        for mount in [each for each in self.mounts if each in self.unneeded]:
+    def _take(self, name: str) -> bool:
+        """Give a volume the name of the model's volume, also in init containers that fill it. An empty one is of no use."""
+        filling = [each for each in self.first if any(part.get("name") == name for part in objects(each, "volumeMounts"))]
+        if name not in self.volumes or ("emptyDir" in self.volumes[name] and not filling):
+            return False
+        self.added.append({**self.volumes[name], "name": MODEL_VOLUME})
+        self.first = [each for each in self.first if each not in filling]
+        if filling:
+            renamed = [_with_names(each, {name: MODEL_VOLUME}) for each in filling]
+            self.pod["initContainers"] = [*objects(self.pod, "initContainers"), *renamed]
+        self.report.translated.append(say("model.volume", name=name.removeprefix("imported-")))
+        self.report.kept += [say("model.filled", name=text(each, "name")) for each in filling]
+        return True
+
+    def keep_used(self, model: str, words: Collection[str], directories: Collection[str]) -> None:
+        """Keep a mount of the model's volume, which a Pod has once, if other words name files on it; drop one with caches alone."""
+        for mount in list(self.mounts):
             path, claim = text(mount, "mountPath").rstrip("/"), self.claim_of(mount)
+            whose = claim or text(mount, "name").removeprefix("imported-")
             files = ", ".join(sorted({word for word in words if f"{path}/" in word}))
-            if files and f"{model}/".startswith(f"pvc://{claim}/"):
+            if mount not in self.unneeded:
+                if not files and any(f"{directory}/".startswith(f"{path}/") for directory in directories):
+                    self._drop_cache(mount, path, claim)
+                    self.mounts.remove(mount)
+            elif files and f"{model}/".startswith(f"pvc://{claim or text(mount, 'name')}/"):
                 self.mounts[self.mounts.index(mount)] = {**mount, "name": MODEL_VOLUME}
             elif files:
-                self.report.advice.append(f"The PersistentVolumeClaim {claim} is no longer mounted at {path}. Change {files}.")
+                self.report.advice.append(say("files", volume=whose, path=path, files=files))
 
     def template(self) -> dict[str, Any]:
         """Return `spec.podTemplate`. The names of its parts go into the report."""
         kept = [f"{field.removesuffix('s')} {name}" for field, values in self.metadata.items() for name in values]
         kept += [*self.pod, *(f"{name} of the container" for name in self.container)]
         mounts = [dict(mount) for mount in self.mounts if mount not in self.unneeded]
+        self.report.dropped += [say("init", name=text(each, "name")) for each in self.first]
         others = [*self.sidecars, *objects(self.pod, "initContainers")]
+        taken = [each for each in others if any(port.get("containerPort") == 8000 for port in objects(each, "ports"))]
+        self.report.advice += [say("port", name=text(each, "name")) for each in taken]
         mounted = {text(mount, "name") for mount in [*mounts, *(mount for each in others for mount in objects(each, "volumeMounts"))]}
         volumes = [dict(volume) for name, volume in self.volumes.items() if name in mounted]
-        volumes += [self.shared_memory] if self.shared_memory else []
+        volumes += self.added
         container = self.container | ({"volumeMounts": mounts} if mounts else {})
         containers = [*([{"name": CONTAINER, **container}] if container else []), *map(dict, self.sidecars)]
         pod = self.pod | ({"volumes": volumes} if volumes else {}) | ({"containers": containers} if containers else {})
@@ -122,23 +148,23 @@ class PodParts:
             if path == "/dev/shm":
                 self._keep_shared_memory(text(self.volumes.get(text(mount, "name"), {}), "emptyDir", "sizeLimit"))
             elif path.startswith(_CACHE_PATHS):
-                whose = f"PersistentVolumeClaim {claim}" if claim else f"volume {text(mount, 'name').removeprefix('imported-')}"
-                self.report.dropped.append(f"The {whose} at {path}: the operator keeps weights and compiled kernels on volumes of its own.")
-                if claim:
-                    told = f"To keep weights on the existing PersistentVolumeClaim, set spec.weights.claimName to {claim}."
-                    self.report.advice.append(told)
+                self._drop_cache(mount, path, claim)
             else:
                 self.mounts.append(mount)
 
+    def _drop_cache(self, mount: Manifest, path: str, claim: str) -> None:
+        whose = f"PersistentVolumeClaim {claim}" if claim else f"volume {text(mount, 'name').removeprefix('imported-')}"
+        self.report.dropped.append(say("cache", volume=whose, path=path))
+        self.report.advice += [say("cache.claim", claim=claim)] if claim else []
+
     def _keep_shared_memory(self, limit: str) -> None:
         if (read_bytes(limit) or 0) > (4 + 2 * max(self.gpus - 1, 0)) * 2**30:
-            self.shared_memory = {"name": SHARED_MEMORY_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": limit}}
-            told = f"The size of /dev/shm, {limit}, is that of the volume {SHARED_MEMORY_VOLUME} of spec.podTemplate."
-            self.report.translated.append(told)
+            self.added.append({"name": SHARED_MEMORY_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": limit}})
+            self.report.translated.append(say("shared-memory", limit=limit, name=SHARED_MEMORY_VOLUME))
         else:
             self.report.dropped.append("The volume at /dev/shm: the operator mounts shared memory of its own.")
 
-    def _report_dropped(self, pod: Manifest, container: Manifest, first: Iterable[str]) -> None:
+    def _report_dropped(self, pod: Manifest, container: Manifest) -> None:
         dropped = self.report.dropped
         if any(name in container for name in PROBES):
             dropped.append("Probes: those of the operator allow for long starts, until a deadline (spec.startup.deadlineSeconds).")
@@ -146,22 +172,18 @@ class PodParts:
             dropped.append("Hooks and the grace period: the operator drains Pods (spec.rollout.drainSeconds).")
         if pod.get("resourceClaims") or mapping(container, "resources").get("claims"):
             dropped.append("Resource claims: the operator requests the GPUs itself.")
-            way = "To request GPUs by ResourceClaims, set spec.accelerator.allocation to DRA."
-            self.report.advice.append(f"{way} Add claims for other devices to spec.podTemplate.")
-        for name in first:
-            told = "the engine downloads its model itself. If it does something else, add it to spec.podTemplate."
-            dropped.append(f"The init container {name}: {told}")
+            self.report.advice.append(say("claims"))
 
 
-def _with_free_names(source: Manifest) -> dict[str, Any]:
-    """Rename volumes with the name of one of the operator's, in a Pod or container: `spec.podTemplate` would replace the operator's."""
+def _with_names(source: Manifest, names: Mapping[str, str]) -> dict[str, Any]:
+    """Rename volumes in a Pod or container."""
     renamed = dict(source)
     for part in ("volumes", "volumeMounts"):
         if listed := list(objects(source, part)):
-            renamed[part] = [{**each, "name": f"imported-{each['name']}"} if each.get("name") in _OUR_VOLUMES else each for each in listed]
+            renamed[part] = [{**each, "name": names.get(text(each, "name"), each.get("name"))} for each in listed]
     for part in ("containers", "initContainers"):
         if listed := list(objects(source, part)):
-            renamed[part] = [_with_free_names(each) for each in listed]
+            renamed[part] = [_with_names(each, names) for each in listed]
     return renamed
 
 

@@ -26,8 +26,9 @@ Fields = Annotated[Mapping[str, str], BeforeValidator(_flat), Field(default_fact
 
 
 class Table(Sourced):
-    """The fields of one kind of objects, by what becomes of them."""
+    """The fields of one kind of objects, by what becomes of them. `templates` are where it has the template of the engine's Pods."""
 
+    templates: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     becomes: Fields
     dropped: Fields
@@ -58,15 +59,32 @@ Places = Sequence[tuple[Table, str]]
 """Tables that may have a field, each with the path of the object that has the field, with a dot."""
 
 
+def name_of_table(manifest: Manifest) -> str:
+    """Return the name of the table with the fields of an object; empty if there is none."""
+    kind, tool = text(manifest, "kind"), _TOOLS.get(text(manifest, "apiVersion").partition("/")[0], "")
+    values = next((name for field, name in _VALUES.items() if field in manifest), "")
+    return next((name for name in (f"{kind} of {tool}", kind.removeprefix("Cluster"), values) if name in load_tables()), "")
+
+
 def find_unread(manifest: Manifest) -> list[str]:
     """Return the paths of the fields of an object that are in no table, with names for positions: `containers[server].ports`."""
-    tables, kind, tool = load_tables(), text(manifest, "kind"), _TOOLS.get(text(manifest, "apiVersion").partition("/")[0], "")
-    values = next((name for field, name in _VALUES.items() if field in manifest), "")
-    own = next((tables[name] for name in (f"{kind} of {tool}", kind.removeprefix("Cluster"), values) if name in tables), None)
-    return [] if own is None else list(_unread(manifest, ((own, ""), (tables["every object"], "")), ""))
+    name, tables = name_of_table(manifest), load_tables()
+    return list(_unread(manifest, ((tables[name], ""), (tables["every object"], "")), "")) if name else []
 
 
-_TOOLS = {"serving.kserve.io": "KServe", "inference.llmkube.dev": "LLMKube", "kubeai.org": "KubeAI", "kaito.sh": "KAITO"}
+def say(name: str, /, **values: Any) -> str:
+    """Return the sentence of this name in `catalog/data/import_texts.yaml`."""
+    return load_file(dict[str, str], "import_texts.yaml")[name].format_map(values)
+
+
+_TOOLS = {
+    "serving.kserve.io": "KServe",
+    "inference.llmkube.dev": "LLMKube",
+    "kubeai.org": "KubeAI",
+    "kaito.sh": "KAITO",
+    "serving.knative.dev": "Knative",
+    "v1": "Kubernetes",
+}
 _VALUES = {"modelArtifacts": "values of llm-d", "servingEngineSpec": "values of the production stack"}
 _OF_TOOLS = ("kubectl.kubernetes.io/", "deployment.kubernetes.io/", "meta.helm.sh/", "serving.kserve.io/", "kueue.x-k8s.io/")
 
@@ -77,7 +95,8 @@ def _unread(value: Any, places: Places, where: str) -> Iterator[str]:
             yield from _unread(each, places, f"{where.removesuffix('.')}[{text(each, 'name') or index}].")
     for name, part in value.items() if isinstance(value, dict) else ():
         paths = [(table, f"{at}{name}") for table, at in places]
-        if not _is_on(part) or any(path in table.known for table, path in paths) or all(each.startswith(_OF_TOOLS) for each in _keys(part)):
+        is_of_tools = isinstance(part, dict) and all(str(key).startswith(_OF_TOOLS) for key in part)
+        if not _is_on(part) or is_of_tools or any(path in table.known for table, path in paths):
             continue
         within = [(load_tables()[table.parts[path]], "") for table, path in paths if path in table.parts]
         below = ((table, f"{path}.") for table, path in paths)
@@ -86,10 +105,6 @@ def _unread(value: Any, places: Places, where: str) -> Iterator[str]:
             yield from _unread(part, within, f"{where}{name}.")
         else:
             yield f"{where}{name}"
-
-
-def _keys(value: Any) -> list[str]:
-    return [str(key) for key in value] if isinstance(value, dict) else [""]
 
 
 @cache

@@ -13,9 +13,10 @@ from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.versions import VersionTable
 from vllm_operator.cli.imports.engine import REFERENCE, CommandLine, Engine, ImportRefusedError, Report, put, read_command_line
 from vllm_operator.cli.imports.pod import PodParts
-from vllm_operator.cli.imports.tables import load_tables
+from vllm_operator.cli.imports.tables import load_tables, say
 from vllm_operator.planning.engine.image import split_image, version_of_image
 from vllm_operator.planning.engine.overrides import ENGINE_VARIABLE_PREFIX, UNRECORDED, instead_of
+from vllm_operator.rendering.volumes import MODEL_VOLUME
 from vllm_operator.text.wording import clean
 
 _MODEL_FLAGS = ("--model", "--model-tag", "--model-id", "--model-dir")
@@ -32,6 +33,9 @@ _HUB = re.compile(r"[\w.-]+/[\w.-]+")
 _READABLE = re.compile(r"(hf|pvc)://\S+|(s3|gs|az)://[^/\s]+/\S+")
 _STORES = ("s3", "gs", "az")
 _OFFICIAL_IMAGES = ("vllm/vllm-openai", "docker.io/vllm/vllm-openai")
+_KSERVE_MODEL = "/mnt/models"
+_FILLED_IN = re.compile(r"\{\{ *-? *[A-Z.]")  # of a Go template: KServe fills in the arguments of an LLMInferenceService
+_DOWNLOAD = re.compile(r"(?:hf|-cli) +download +(?:--?\S+ +)*([\w.-]+/[\w.-]+)|snapshot_download\((?:repo_id *= *)?['\"]([\w.-]+/[\w.-]+)")
 
 
 def translate(engine: Engine, catalog: Catalog, *, model: str | None = None) -> tuple[Manifest, Report]:
@@ -46,10 +50,11 @@ class _Translation:
         self.table: VersionTable | None = None
         self.parts = PodParts(engine, catalog.images)
         self.secrets: dict[str, Manifest] = {}
+        self.known_in_pod: set[str] = set()
+        self.downloaded: set[str] = set()
         caches = {name for cache in (*catalog.caches.compiled, catalog.caches.weights) for name in cache.written}
         self.known = load_tables()["flags and variables of vLLM"]
-        why = "the operator keeps all caches on a volume, and sets this variable itself"
-        self.dropped = {**self.known.dropped, **dict.fromkeys(caches, why)}
+        self.dropped = {**self.known.dropped, **dict.fromkeys(caches, say("caches"))}
 
     def result(self) -> Manifest:
         engine = self.engine
@@ -57,21 +62,29 @@ class _Translation:
         variables = list(objects(engine.container, "env"))
         references = ((text(each, "name"), mapping(each, "valueFrom", "secretKeyRef")) for each in variables)
         self.secrets = {name: secret for name, secret in references if secret}
+        of_pod = {"fieldRef", "resourceFieldRef"}
+        self.known_in_pod = {text(each, "name") for each in variables if mapping(each, "valueFrom").keys() & of_pod}
         values = {text(each, "name"): text(each, "value") for each in variables if "value" in each}
         words = [str(word) for word in sequence(engine.container.get("args"))]
-        line = read_command_line(words, {**values, **{name: f"$({name})" for name in self.secrets}})
+        line = read_command_line(words, {**values, **{name: f"$({name})" for name in (*self.secrets, *self.known_in_pod)}})
+        programs = " ".join((*line.others, str(engine.pod.get("initContainers"))))
+        self.downloaded = {match[1] or match[2] for match in _DOWNLOAD.finditer(programs)}
         self.report.dropped += [f"The command in the container's script: {clean(other, 80)}" for other in line.others]
+        named = line.model or next(iter(line.values_of(_MODEL_FLAGS)), None)
+        self._check_references([*([named] if named else []), *line.values_of(_NAME_FLAGS)])
+        self._model(named, self._served_name(line.values_of(_NAME_FLAGS) or (engine.served_name,)))
+        if text(self.spec, "model", "uri").startswith("hf://"):
+            self.dropped |= dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"), say("offline"))
         only_for_flags = {value for flag, values in line.flags if flag in _SECRET_FLAGS for value in values}
         self._variables([each for each in variables if f"$({text(each, 'name')})" not in only_for_flags])
         self._adapters(engine.adapters)
         self._adapters(_modules(line.values_of(("--lora-modules",))), all_or_none="adapters" not in self.spec)
         self._flags(line)
-        named = line.model or next(iter(line.values_of(_MODEL_FLAGS)), None)
-        self._model(named, self._served_name(line.values_of(_NAME_FLAGS) or (engine.served_name,)))
         self._devices()
         kept = [each for name in ("args", "env") for each in objects(self.spec, "engine", name)]
         words = [str(word) for each in kept for word in (each.get("value", ""), *each.get("values", ()))]
-        self.parts.keep_used(text(self.spec, "model", "uri"), words)
+        directories = [value for name, value in values.items() if name in self.dropped] + [*line.values_of(("--download-dir",))]
+        self.parts.keep_used(text(self.spec, "model", "uri"), words, directories)
         self.spec |= engine.spec
         self.spec["podTemplate"] = self.parts.template()
         metadata = {"name": valid_name(engine.name), **({"namespace": engine.namespace} if engine.namespace else {})}
@@ -118,7 +131,9 @@ class _Translation:
                 self._put(flag, "model.revision", value)
             elif flag in ("--enable-lora", "--lora-modules") and "adapters" in self.spec:
                 self.report.translated.append(f"{flag} is spec.adapters.")
-            elif flag in (*_MODEL_FLAGS, *_NAME_FLAGS) or self._translate(flag, value, self.secrets.get(value[2:-1], {})):
+            elif any(map(_FILLED_IN.search, values)):
+                self.report.dropped.append(say("template", flag=flag))
+            elif flag in (*_MODEL_FLAGS, *_NAME_FLAGS) or self._translate(flag, value, self._secret_of(value)):
                 if len(values) > 1 and flag in _SECRETS:
                     self.report.dropped.append(f"{flag}: the values after the first. A VLLMDeployment has one key, which clients share.")
             elif self._is_known(flag):
@@ -150,15 +165,26 @@ class _Translation:
         elif name in self.dropped:
             self.report.dropped.append(f"{name}: {self.dropped[name]}.")
         elif (field := self.known.becomes.get(name)) is not None and value:
+            self._check_references([value])
             self._put(f"{name} {value}", field, (read_integer(value) or 1) if field.startswith("parallelism") else value)
         else:
             return False
         return True
 
     def _check_references(self, values: Sequence[str]) -> None:
-        secret = next((found[1] for value in values for found in REFERENCE.finditer(value) if found[1] in self.secrets), None)
-        if secret:
-            raise ImportRefusedError(f"the command line uses the variable {secret}, whose value is not in the manifest. Add it to env")
+        """Raise ImportRefusedError for a variable whose value is unknown. `$` in JSON is usually no variable."""
+        env = {text(each, "name") for each in objects(self.engine.container, "env")}
+        for value in values:
+            for name in (next(filter(None, found.groups())) for found in REFERENCE.finditer(value)):
+                if name not in self.known_in_pod and (name in env or not value.lstrip().startswith(("{", "["))):
+                    raise ImportRefusedError(say("variable", name=name))
+
+    def _secret_of(self, value: str) -> Manifest:
+        """Return the Secret of a value such as `$(NAME)`: that of the variable, or the one whose keys are all variables."""
+        if (found := REFERENCE.fullmatch(value)) is None:
+            return {}
+        whole = [name for each in objects(self.engine.container, "envFrom") if (name := text(each, "secretRef", "name"))]
+        return self.secrets.get(found[1]) or ({"name": whole[0], "key": found[1]} if len(whole) == 1 else {})
 
     def _secret(self, source: str, about: tuple[str, str, str, str], secret: Manifest) -> None:
         """Name the Secret of the key for clients or of the token for the hub. A value is not written."""
@@ -204,10 +230,7 @@ class _Translation:
         location: str = self.spec["model"]["uri"]
         scheme, _, rest = location.partition("://")
         if scheme in _STORES:
-            self.report.advice.append(
-                f"The engine reads {location} with the account in its variables or of its service account. The operator does not read "
-                "object stores: set spec.model.facts.weightSize. See the page about weights."
-            )
+            self.report.advice.append(say("store", location=location))
         if served and served != rest:
             self._put(f"The model's name for clients, {served},", "model.servedName", served)
         elif named and not served and named != rest:
@@ -235,24 +258,33 @@ class _Translation:
         return f"hf://{path}" if _HUB.fullmatch(path) else None
 
     def _location(self, named: str | None) -> str:
-        elsewhere = self.engine.model
+        elsewhere, within = self.engine.model, (named or "").removeprefix(_KSERVE_MODEL).strip("/")
         if _READABLE.fullmatch(elsewhere):
-            return elsewhere
-        path = named if named and not named.startswith("/mnt/models") else elsewhere or named
+            is_part = (named or "").startswith(f"{_KSERVE_MODEL}/") and within and not elsewhere.startswith("hf://")
+            return f"{elsewhere.rstrip('/')}/{within}" if is_part else elsewhere
+        path = named if named and not named.startswith(_KSERVE_MODEL) else elsewhere or named
         if not path:
             raise ImportRefusedError("the manifest names no model. Add --model hf://organisation/name or --model pvc://claim/path")
+        if path.startswith("oci://"):
+            self.parts.added.append({"name": MODEL_VOLUME, "image": {"reference": path.removeprefix("oci://")}})
+            self.report.translated.append(say("model.image", image=path.removeprefix("oci://")))
+            return "pvc://image/models"
         if _READABLE.fullmatch(path):
             return path
         if uri := self._uri(path):
             self.report.translated.append(f"The model {'at ' if path.startswith('/') else ''}{path} is {uri}.")
             return uri
-        raise ImportRefusedError(
-            f"the model is at {path}, which is neither on the model hub nor on a PersistentVolumeClaim of this manifest. Add "
-            "--model hf://organisation/name, or copy it to a PersistentVolumeClaim and add --model pvc://claim/path"
-        )
+        if len(self.downloaded) == 1:
+            [repository] = self.downloaded
+            self.report.translated.append(say("model.downloaded", path=path, repository=repository))
+            return f"hf://{repository}"
+        if path.startswith("/") and (uri := self.parts.uri_of(path, on_any_volume=True)):
+            return uri
+        raise ImportRefusedError(say("model", path=path))
 
     def _devices(self) -> None:
-        sizes, gpus, accelerator = self.spec.pop("parallelism", {}), self.parts.gpus, self.parts.accelerator
+        sizes, nodes, accelerator = self.spec.pop("parallelism", {}), self.engine.nodes or 1, self.parts.accelerator
+        gpus = self.parts.gpus * nodes
         expert = {name: sizes.pop(name) for name in ("expert",) if name in sizes}
         needed = prod(sizes.values())
         if gpus == 0:
@@ -261,12 +293,11 @@ class _Translation:
             sizes = {}
             accelerator["count"] = 1
         elif needed == 1:
-            sizes = {**sizes, "tensor": gpus}
-            self.report.translated.append(f"{gpus} GPUs without a parallel size are spec.parallelism.tensor {gpus}.")
+            sizes = {**sizes, "tensor": self.parts.gpus}
+            self.report.translated.append(f"{gpus} GPUs without a parallel size are spec.parallelism.tensor {self.parts.gpus}.")
         elif gpus != needed:
-            self.report.advice.append(
-                f"The manifest requests {gpus} GPUs, but its parallel sizes need {needed}. The operator requests {needed}."
-            )
+            self.report.advice.append(say("gpus", gpus=gpus, needed=needed))
+        sizes |= {"nodes": nodes} if nodes > 1 else {}
         if sizes or expert or "count" in accelerator:
             field = "spec.parallelism" if sizes or expert else "spec.accelerator.count"
             self.report.advice.append(f"Remove {field} to let the operator choose how many GPUs the model needs.")
