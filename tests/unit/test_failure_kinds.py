@@ -404,6 +404,37 @@ CASES: dict[str, tuple[list[str], str]] = {
         "ValueError: Unsupported kv_layout: none. Only NHD and HND are supported.",
     ),
     "CpuHeadSizeUnsupported": (["vllm/_custom_ops.py"], "RuntimeError: Unsupported CPU attention configuration: head_dim=512 isa=1"),
+    "TenstorrentMemoryShort": (
+        ["/tt-metal/models/odd/tt/decoder.py"],
+        "RuntimeError: Out of Memory: Not enough space to allocate 402653184 B DRAM buffer across 8 banks",
+    ),
+    "TenstorrentBuffersClash": (
+        ["/tt-metal/models/odd/tt/mlp.py"],
+        "RuntimeError: Statically allocated circular buffers in program 51 clash with L1 buffers on core range [(x=0,y=0) - (x=9,y=7)]",
+    ),
+    "ConnectorMetricsMissing": (
+        ["vllm/distributed/kv_transfer/kv_connector/v1/multi_connector.py:observe"],
+        "AssertionError: OddConnector is not contained in the list of registered connectors with Prometheus metrics support: dict_keys([])",
+    ),
+    "MooncakePluginMissing": ([WORKER], "RuntimeError: Unable to find metadata storage plugin odd with conn string odd://127.0.0.1"),
+    "MooncakeMasterRefused": ([WORKER], "RuntimeError: RPC call failed: invalid rpc arg"),
+    "RequestValueUnknown": (["vllm_omni/model_executor/models/odd/odd.py"], "ValueError: Unsupported voice: odd"),
+    "DeepstackBufferTooSmall": (
+        ["vllm/model_executor/models/odd_vl.py"],
+        "ValueError: Requested more deepstack tokens than available in buffer: num_tokens=9 > buffer=8",
+    ),
+    "PrefillOfContextFailed": (
+        ["vllm/model_executor/layers/attention/mla_attention.py:_compute_prefill_context", MODULE],
+        "TypeError: odd",
+    ),
+    "EncoderQuantizedOnline": (
+        ["vllm/model_executor/layers/quantization/odd.py"],
+        "RuntimeError: expected odd input, got torch.float8_odd",
+    ),
+    "WeightPreparationFailed": (
+        ["vllm/model_executor/kernels/linear/odd.py:process_weights_after_loading", "vllm/model_executor/utils.py"],
+        "AssertionError: odd",
+    ),
     "MoeTileMissing": (["flashinfer/fused_moe/core.py"], "RuntimeError: Unsupported tile shape config 256256128 for MoE gemm"),
     "MemoryHandleRefused": ([WORKER], "RuntimeError: hipIpcGetMemHandle -> 1 (invalid argument)"),
     "DoublePrecisionMissing": ([WORKER], "RuntimeError: Required aspect fp64 is not supported on the device"),

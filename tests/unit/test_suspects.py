@@ -22,7 +22,11 @@ STAGES = {
 
 
 def crash_of(files: list[str], error: str, *, stage: str = "WeightLoad", given: str = "", logged: str = "") -> Crash:
-    lines = [f"(APIServer pid=7) INFO 10-01 10:00:00 [utils.py:253] non-default args: {{'model': '/m/odd'{given}}}\n", STAGES[stage], logged]
+    lines = [
+        f"(APIServer pid=7) INFO 10-01 10:00:00 [utils.py:253] non-default args: {{'model': '/m/odd'{given}}}\n",
+        STAGES[stage],
+        logged,
+    ]
     frames = [part for file in files for part in (f'  File "{PACKAGES}{file}", line 10, in call', "    x = y()")]
     header = "(EngineCore pid=40) ERROR 10-01 10:01:10 [core.py:1366] "
     said = ("EngineCore encountered a fatal error.", "Traceback (most recent call last):", *frames, error)
@@ -131,7 +135,9 @@ def test_no_restart_is_advised_for_what_vllm_cannot_do_at_the_start(error: str) 
     ],
 )
 def test_the_backend_in_use_is_named_only_if_its_code_failed(file: str, is_named: bool) -> None:
-    backend = "(EngineCore pid=40) INFO 10-01 10:00:06 [cuda.py:1] Using FLASHINFER_MLA attention backend out of potential backends: ['A'].\n"
+    backend = (
+        "(EngineCore pid=40) INFO 10-01 10:00:06 [cuda.py:1] Using FLASHINFER_MLA attention backend out of potential backends: ['A'].\n"
+    )
     crash = crash_of(["vllm/v1/worker/gpu_worker.py", file], "RuntimeError: odd", stage="WeightLoad", logged=backend)
     assert ("than FLASHINFER_MLA" in (crash.remedy or "")) == is_named
     assert ("another --attention-backend" in (crash.remedy or "")) == ("/layers/" not in file)

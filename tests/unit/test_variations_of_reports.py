@@ -663,7 +663,7 @@ CASES = {
             f"{LOADER}utils.py:process_weights_after_loading",
             "vllm/model_executor/kernels/linear/odd.py:process_weights_after_loading",
         ),
-        "LinearKernelFailed",
+        "WeightPreparationFailed",
         "--linear-backend",
         "hub",
     ),
@@ -1219,8 +1219,8 @@ CASES = {
     "flags that are not set": (
         given("'kv_cache_dtype': 'fp8'") + failed("ValueError: same dtype expected", "vllm/v1/worker/gpu_worker.py"),
         "TypesDiffer",
-        "without adapters (LoRA), --speculative-config",
-        "odd",
+        "Start once without --kv-cache-dtype, and with --dtype auto",
+        "--speculative-config",
     ),
     "flags that are set": (
         given("'kv_cache_dtype': 'fp8', 'block_size': 64") + failed("ValueError: page size cannot be unified", KV_MANAGER),
@@ -1870,8 +1870,8 @@ CASES = {
         given("'async_scheduling': False")
         + lost("AttributeError: odd", f"{RUNNER}:execute_model", "vllm/compilation/cuda_graph.py:__getattr__"),
         "ModelRunnerFailed",
+        "Start once with --enforce-eager. Otherwise use a newer vLLM.",
         "optional",
-        "capture of CUDA graphs",
     ),
     "a halted TPU with a kernel that is off by default": (
         "INFO 11-02 10:00:01 [tpu_platform.py:214] USE_MOE_EP_KERNEL=1\n"

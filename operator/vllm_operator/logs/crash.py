@@ -122,9 +122,7 @@ def _to_crash(evidence: Evidence, facts: Mapping[str, str], recognizer: Recogniz
     arguments, shown = read_arguments(facts.get("given", "")), "\n".join((*evidence.frames, message))
     apart = avoid_code(arguments, shown, facts.get("assigned", ""))
     traceback = "\n".join((*(present(frame, LINE_LIMIT // 2) for frame in evidence.frames[-_NEAR:]), line))
-    options = [normalize_flag(name) for name in arguments if forms.optional.fullmatch(name)] or ["--speculative-config"] * (
-        "drafts" in facts
-    )
+    options = [name for name in arguments if forms.optional.fullmatch(name)] or ["speculative_config"] * ("drafts" in facts)
     facts = {**facts, "traceback": traceback, "apart": apart, "options": ", ".join(map(normalize_flag, options))}
     if evidence.signature is not None:
         return _describe_known(evidence, evidence.signature, line, excerpt, facts)
@@ -138,7 +136,7 @@ def _to_crash(evidence: Evidence, facts: Mapping[str, str], recognizer: Recogniz
     if forms.refused.search(excerpt) is not None and (kind is None or not kind.first or "[type=" in line):
         cause, remedy, family = forms.texts["refusedCause"], _remedy_of_refusal(evidence, line, facts), REFUSED
     elif kind is not None:
-        found = compiled(kind.message).search(f"{line}{code} {where}") if kind.message is not None else None
+        found = compiled(kind.message).search(f"{line}{code} {where} {evidence.because}") if kind.message is not None else None
         known = (*facts.items(), *((found.groupdict() if found is not None else {}).items()))
         remedy = _remedy_of_kind(kind, fill_in(kind.remedy, known), line, facts)
         cause, family = fill_in(kind.cause, known), kind.id
@@ -412,7 +410,9 @@ class CrashTracker:
 
     def record(self, level: int, text: str, number: int) -> None:
         """Read a record below ERROR."""
-        for match in self._recognizer.find(text):
+        # A notice may be one only if it is repeated: its patterns then see how many groups it has so far.
+        noted = " ".join(f"{name}{len(each.captures)}" for name, each in self.notices.items())
+        for match in self._recognizer.find(text, lambda: (noted,)):
             self.settings |= {name: value.lower() for name, value in match.captures if name == "device"}
             is_notice = match.signature.severity is not Severity.FATAL and match.signature.id != TERMINATED
             if is_notice or (level == WARNING and not (self.is_stopping or match.pattern.evidence == "error")):
@@ -634,10 +634,11 @@ class CrashTracker:
             return ""
         start = number - closed.number + 1
         lines = islice(reversed(self.tracebacks.recent), start, start + _NEAR)
-        near = [each for each in lines if each.level in (None, WARNING) and each.process in ("", process)]
+        near = [each for each in lines if each.process in ("", process)]
+        near = [each for each in near if each.level in (None, WARNING) or each.text[1:5].isdigit()]  # a record of glog (E0824)
         near = [each for each in near if self._forms.native.match(each.text[:LINE_LIMIT]) and not any(self._recognizer.find(each.text))]
         if near:  # of several lines of raw output, the first one says why
-            why = ([each for each in near if each.level is None] or near[:1])[-1]
+            why = ([each for each in near if each.level != WARNING] or near[:1])[-1]
             return f"{_WARNED if why.level == WARNING else 'before it: '}{why.text.strip()}"
         title = self._forms.title.sub("", closed.title, count=1)
         is_empty = title.endswith(" failed to start.") or self._recognizer.look(title).failure is not None
