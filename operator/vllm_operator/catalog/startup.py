@@ -28,11 +28,12 @@ ECHO_PRIORITY = 20
 TEXT_LIMIT, LIST_LIMIT = 600, 16
 """Maximum characters of a text, and maximum length of a list, except of those that only ship with the operator."""
 
-_AROUND = ("proposing", "reserved", "jitted", "invariant", "profiled", "unfused", "cast", "uncompiled", "counted", "wsl", "pages")
+_SHOWN = ("cast", "uncompiled", "counted", "wsl", "pages", "tritons", "quantized", "customized")
+_AROUND = ("proposing", "reserved", "jitted", "invariant", "profiled", "unfused", *_SHOWN)
 _CIRCUMSTANCES = ("device", "platform", "version", "eager", "nccl", "cached", "runner", "offloader", "architecture", *_AROUND)
-_FOUND = ("plugin", "aligned", "advised", "candidates", "drafter", "launched", "unset", "recreated", "usersite", "assigned", "linked", "tritons")
+_FOUND = ("plugin", "aligned", "advised", "candidates", "drafter", "launched", "unset", "recreated", "usersite", "assigned", "linked")
 _LOGGED = (*_FOUND, "gemm", "given", "survived", "fusions", "qwix", "built", "fixed", "aborted", "devices", "pool", "unlinked", "switch")
-SETTINGS = ("utilization", *_CIRCUMSTANCES, *_LOGGED, "chosen", "step", "graphs", "positions", "loopback", "spare", "looped", "speculated", "quantized", "customized")
+SETTINGS = ("utilization", *_CIRCUMSTANCES, *_LOGGED, "chosen", "step", "graphs", "positions", "loopback", "spare", "looped", "speculated")
 FACTS = ("stage", "limit", "attention", "moe", "options", "apart", "traceback", "notices", *SETTINGS)
 """Names that every text may use in addition to captures: the stage of the start, the memory limit of the container (`none` without one),
 backends, arguments and optional flags that the log shows, how to start without the code in the frames of the error, its last frames,
