@@ -168,3 +168,21 @@ def test_answers_that_json_cannot_hold_are_told(given: str, words: str) -> None:
     parser = read_pasted(log)
     assert parser.final_state.crash is None
     assert [(each.signature, words in (each.remedy or "")) for each in parser.notices_beside(None)] == [("LogprobsNotANumber", True)]
+
+
+@pytest.mark.parametrize(
+    ("given", "named"), [(", 'port': 8001", "the port 8001 that"), (", 'port': 80, 'seed': 1", "the port 80 that"), ("", "the port that")]
+)
+def test_the_port_that_is_taken_is_that_of_the_arguments(given: str, named: str) -> None:
+    crash = crash_of(
+        "OSError: [Errno 98] Address already in use", "vllm/entrypoints/openai/api_server.py:create_server_socket", given=given
+    )
+    assert named in crash.cause
+
+
+@pytest.mark.parametrize(("given", "first"), [(", 'quantization': 'mxfp8'", "without --quantization"), (", 'seed': 1", "Use a newer vLLM")])
+def test_an_encoder_that_got_data_in_fp8_is_not_to_be_started_without_a_flag_that_is_not_set(given: str, first: str) -> None:
+    files = ("vllm/model_executor/models/odd_mm.py:embed_multimodal", "vllm/model_executor/layers/quantization/odd.py")
+    crash = crash_of("AssertionError: Input dtype must be odd, got torch.float8_e4m3fn", *files, given=given)
+    assert crash.family == "EncoderQuantizedOnline"
+    assert first in (crash.remedy or "")
