@@ -73,8 +73,8 @@ BOTH = "torch 2.8.0+rocm6.4  pytorch-triton-rocm 3.4.0  triton 3.7.1\n"
         pytest.param(crash_of(STORE, STORED, beside=REFUSED), crash_of(STORE, STORED), "mooncake_master", id="refused-by-the-master"),
         pytest.param(crash_of(STORE, STORED, beside=BOUND), crash_of(STORE, STORED), "--port has no effect", id="ports-of-mooncake"),
         pytest.param(
-            crash_of(ILLEGAL, ALLOCATES, before="65536\n", source="torch.zeros("),
-            crash_of(ILLEGAL, ALLOCATES, source="torch.zeros("),
+            crash_of(ILLEGAL, ALLOCATES, before="+ getconf PAGESIZE\n65536\n", source="torch.zeros("),
+            crash_of(ILLEGAL, ALLOCATES, before="+ ulimit -n\n65536\n", source="torch.zeros("),
             "Boot a kernel with pages of 4 KiB",
             id="pages-of-64-kib",
         ),

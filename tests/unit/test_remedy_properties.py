@@ -50,6 +50,7 @@ VARIATIONS: dict[str, tuple[str, ...]] = {
     "uncompiled": ("", "AVX512"),
     "counted": ("", "XPU"),
     "wsl": ("", "WSL"),
+    "paging": ("", "PAGESIZE"),
     "pages": ("", "65536"),
     "tritons": ("", "pytorch-triton-rocm 3.4.0  triton 3.7.1"),
     "quantized": ("", "compressed-tensors"),
