@@ -757,7 +757,79 @@ def test_a_preset_of_kaito_is_a_model_of_the_hub(tmp_path: Path, run: Run) -> No
     workspace = {"kind": "Workspace", "apiVersion": "kaito.sh/v1beta1", "metadata": {"name": "w"}, "inference": inference}
     spec, report = imported(run, tmp_path, workspace)
     assert spec["model"] == {"uri": "hf://microsoft/phi-4", "servedName": "phi-4"}
-    assert "inference.config: write the settings under vllm in this ConfigMap as flags" in report
+    assert "The settings under vllm in the ConfigMap settings are not in the file" in report
+    settings = {"kind": "ConfigMap", "metadata": {"name": "settings"}, "data": {"inference_config.yaml": "vllm: {max-model-len: 4096}"}}
+    spec, report = imported(run, tmp_path, workspace, settings)
+    assert spec["engine"]["args"] == [{"name": "max-model-len", "value": "4096"}]
+    assert "The settings under vllm in the ConfigMap settings are flags" in report
+    broken = {**settings, "data": {"inference_config.yaml": "vllm: ["}}
+    with pytest.raises(ImportRefusedError, match="ConfigMap settings is not valid YAML"):
+        find_engines([workspace, broken])
+
+
+def test_variables_have_the_values_of_config_maps_in_the_file(tmp_path: Path, run: Run) -> None:
+    settings = {"kind": "ConfigMap", "metadata": {"name": "settings"}, "data": {"MODEL": "a/b", "LENGTH": "4096"}}
+    env = [{"name": name, "valueFrom": {"configMapKeyRef": {"name": "settings", "key": name}}} for name in ("MODEL", "LENGTH")]
+    spec, report = imported(run, tmp_path, deployment("vllm", "serve", "$(MODEL)", "--max-model-len=$(LENGTH)", env=env), settings)
+    assert spec["model"] == {"uri": "hf://a/b"}
+    assert spec["engine"]["args"] == [{"name": "max-model-len", "value": "4096"}]
+    assert spec["engine"]["env"] == [{"name": "MODEL", "value": "a/b"}, {"name": "LENGTH", "value": "4096"}]
+    assert "Variables with values of the ConfigMap settings have the values that it has in the file" in report
+    assert "Keep it if the engine uses it" not in report
+
+
+def test_a_runtime_of_kserve_that_is_not_in_the_file_is_asked_for(tmp_path: Path, run: Run) -> None:
+    annotations = {"autoscaling.knative.dev/maxScale": "4", "serving.kserve.io/secretName": "keys"}
+    predictor = {
+        "model": {"runtime": "r", "storageUri": "s3://bucket/m", "resources": GPU},
+        "containers": [{"name": "kserve-container", "env": [{"name": "EXTRA", "value": "1"}]}],
+    }
+    service = {
+        "kind": "InferenceService",
+        "apiVersion": "serving.kserve.io/v1beta1",
+        "metadata": {"name": "i", "annotations": annotations},
+        "spec": {"predictor": predictor},
+    }
+    _, report = imported(run, tmp_path, service)
+    assert "The ServingRuntime r has the image of the engine" in report
+    assert "The annotation autoscaling.knative.dev/maxScale (4): set spec.autoscaling to scale" in report
+    assert "The annotation serving.kserve.io/secretName (keys): the operator does not read it" in report
+    container = {"name": "kserve-container", "image": "vllm/vllm-openai:v0.20.1"}
+    runtime = {"kind": "ServingRuntime", "metadata": {"name": "r"}, "spec": {"containers": [container]}}
+    spec, report = imported(run, tmp_path, service, runtime)
+    assert spec["engine"]["env"] == [{"name": "EXTRA", "value": "1"}]
+    assert "The ServingRuntime r has" not in report
+    with pytest.raises(ImportRefusedError, match="ServingRuntime r has no model: add the InferenceService"):
+        find_engines([runtime])
+
+
+def test_ranks_of_kserve_on_several_nodes(tmp_path: Path, run: Run) -> None:
+    template = {"containers": [{"name": "main", "image": "vllm/vllm-openai:v0.20.1", "resources": {"limits": {"nvidia.com/gpu": "8"}}}]}
+    spec = {"model": {"uri": "hf://a/b"}, "parallelism": {"data": 16, "dataLocal": 8}, "template": template, "worker": template}
+    llm = {"kind": "LLMInferenceService", "apiVersion": "serving.kserve.io/v1alpha2", "metadata": {"name": "n"}, "spec": spec}
+    assert imported(run, tmp_path, llm)[0]["parallelism"] == {"data": 16, "nodes": 2}
+
+
+def test_pods_that_only_prefill_are_not_engines_of_their_own(tmp_path: Path, run: Run) -> None:
+    served, first = deployment("vllm", "serve", "a/b"), deployment("vllm", "serve", "a/b")
+    first["metadata"] = {"name": "first"}
+    first["spec"]["template"]["metadata"] = {"labels": {"llm-d.ai/role": "prefill"}}
+    _, report = imported(run, tmp_path, first, served)
+    assert "so Deployment first is not imported" in report
+
+
+def test_requests_of_a_worker_of_dynamo_are_kept(tmp_path: Path, run: Run) -> None:
+    resources = {"requests": {"cpu": "10", "memory": "20Gi", "gpu": "1"}}
+    spec, _ = imported(run, tmp_path, dynamo_graph({"Worker": {"resources": resources}}))
+    assert spec["podTemplate"]["spec"]["containers"][0]["resources"] == {"requests": {"cpu": "10", "memory": "20Gi"}}
+    assert spec["accelerator"] == {"count": 1}
+
+
+def test_values_of_switches_are_their_two_forms(tmp_path: Path, run: Run) -> None:
+    words = ("vllm", "serve", "a/b", "--enable-chunked-prefill=false", "--enable-prefix-caching=True")
+    spec, report = imported(run, tmp_path, deployment(*words))
+    assert spec["engine"]["args"] == [{"name": "no-enable-chunked-prefill"}, {"name": "enable-prefix-caching"}]
+    assert "--enable-chunked-prefill=false is --no-enable-chunked-prefill" in report
 
 
 def test_the_first_engine_of_vllm_stays_chosen_in_the_production_stack(tmp_path: Path, run: Run) -> None:

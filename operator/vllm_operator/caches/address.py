@@ -100,8 +100,7 @@ def _claim_name(volume: Manifest) -> str:
 
 
 def _mount_at(pod_spec: Any, path: str) -> Manifest:
-    container = reading.named(pod_spec, CONTAINER, "containers", key="name")
-    return reading.named(container, path, "volumeMounts", key="mountPath")
+    return reading.named(reading.named(pod_spec, CONTAINER, "containers", key="name"), path, "volumeMounts", key="mountPath")
 
 
 def _mounts_of(pod_spec: Any, claim: str) -> Iterator[Manifest]:

@@ -68,14 +68,12 @@ def storage_of(spec: StorageSpec | None) -> Storage:
 
 def cache_claim_name(resource: VLLMDeployment) -> str:
     """Return the name of the shared PVC of the caches: the one in the spec, else `<name>-cache`."""
-    named = resource.spec.cache.claim_name if resource.spec.cache else None
-    return named or f"{resource.metadata.name}-cache"
+    return (resource.spec.cache.claim_name if resource.spec.cache else None) or f"{resource.metadata.name}-cache"
 
 
 def weights_claim_name(resource: VLLMDeployment) -> str:
     """Return the name of the shared PVC of the weights: the one in the spec, else `<name>-weights`."""
-    named = resource.spec.weights.claim_name if resource.spec.weights else None
-    return named or f"{resource.metadata.name}-weights"
+    return (resource.spec.weights.claim_name if resource.spec.weights else None) or f"{resource.metadata.name}-weights"
 
 
 def shared_claim_names(resource: VLLMDeployment) -> frozenset[str]:

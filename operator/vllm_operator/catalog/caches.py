@@ -161,8 +161,7 @@ class Caches(Entry):
 
     def variables_of(self, version: str | None, distribution: Distribution) -> tuple[PlannedVariable, ...]:
         """Return the variables that put the caches of a build of vLLM, and its weights, on the volume."""
-        used = (*self.used_by(version, distribution), self.weights)
-        return tuple(variable for cache in used for variable in cache.variables)
+        return tuple(variable for cache in (*self.used_by(version, distribution), self.weights) for variable in cache.variables)
 
 
 def _plain(backend: str) -> str:

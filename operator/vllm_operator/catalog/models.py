@@ -152,8 +152,7 @@ class Models(Entry):
         """Read the number format from the repository's name; the family's own format if the name has none."""
         for number_format in self.formats:
             if number_format.pattern and number_format.pattern.search(repository):
-                is_fp8 = number_format.quantization is Quantization.FP8
-                return family.fp8 if is_fp8 and family else number_format.quantization
+                return family.fp8 if family and number_format.quantization is Quantization.FP8 else number_format.quantization
         return family.facts.quantization if family else None
 
     def quantization_scheme(self, repository: str, quantization: Quantization | None) -> str | None:

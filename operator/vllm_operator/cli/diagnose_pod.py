@@ -108,8 +108,7 @@ async def diagnose_pod(
     try:
         await _read_log(client, parser, request, waits=_RETRY_SECONDS if view.termination is not None else ())
     except (ClusterError, LogUnavailableError) as error:
-        note = f"{_about(knowledge, view)}\nIts log cannot be read: {error}"
-        return Diagnosis(parser, parser.state, note, view)
+        return Diagnosis(parser, parser.state, f"{_about(knowledge, view)}\nIts log cannot be read: {error}", view)
     state, crash = parser.state, None
     if previous or view.phase is Phase.CRASHED:
         parser.end()

@@ -149,8 +149,7 @@ async def last_renewal(client: kube.ClusterClient) -> datetime | None:
 
 async def _pods(client: KubeClient) -> Objects | None:
     try:
-        pages = client.pages(kube.POD, fields=ON_NODES)
-        return [pod async for page in pages for pod in page if requested_devices(pod)]
+        return [pod async for page in client.pages(kube.POD, fields=ON_NODES) for pod in page if requested_devices(pod)]
     except kube.Forbidden:
         return None
 

@@ -202,5 +202,4 @@ def run_race(arguments: argparse.Namespace) -> int:
 def export_rules(revisions: Iterable[Manifest]) -> list[dict[str, Any]]:
     """Return the winners of the races in these ControllerRevisions as rules of an administrator. The newest of equal races counts."""
     records = sorted(filter(None, map(read_race, revisions)), key=lambda record: record.started)
-    winners = {record.key: record.to_rule(winner) for record in records if (winner := record.winner) is not None}
-    return list(winners.values())
+    return list({record.key: record.to_rule(winner) for record in records if (winner := record.winner) is not None}.values())

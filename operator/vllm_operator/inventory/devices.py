@@ -76,8 +76,7 @@ def _device(raw: Mapping[str, Any], pool: str) -> Device | None:
 
 
 def _attribute(attributes: Mapping[str, Any], name: str, kind: str) -> Any:
-    value = attributes.get(name, attributes.get(f"{DRIVER}/{name}"))
-    return mapping(value).get(kind)
+    return mapping(attributes.get(name, attributes.get(f"{DRIVER}/{name}"))).get(kind)
 
 
 def _without_partitioned(devices: list[Device]) -> tuple[Device, ...]:

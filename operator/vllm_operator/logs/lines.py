@@ -188,8 +188,7 @@ def _json(raw: str) -> dict[str, object] | None:
         members = json.loads(raw)
     except (ValueError, RecursionError):
         return None
-    is_record = isinstance(members, dict) and any(isinstance(members.get(key), str) for key in TEXTS)
-    return members if is_record else None
+    return members if isinstance(members, dict) and any(isinstance(members.get(key), str) for key in TEXTS) else None
 
 
 def _latest_updates(tail: str) -> str:

@@ -119,8 +119,7 @@ def _lost(everyone: Sequence[Rank], failed: Sequence[tuple[Rank, Crash]], by_id:
     if failed and rank is None:
         reporter, crash = min(failed, key=lambda each: _order(*each))
         return _crashed(None if silent else reporter, crash, failed)
-    signature = by_id[LOST if has_joined or ended else MISSING]
-    return _crashed(rank, describe(signature, "", _about(rank)), failed)
+    return _crashed(rank, describe(by_id[LOST if has_joined or ended else MISSING], "", _about(rank)), failed)
 
 
 def _going(everyone: Sequence[Rank], by_id: dict[str, Signature]) -> GroupDiagnosis:

@@ -130,7 +130,7 @@ def read_command_line(words: Sequence[str], variables: Mapping[str, str]) -> Com
         elif flags:
             flags[-1][1].append(word)
         else:
-            raise ImportRefusedError(f"the command line has the word {word[:80]} before the first flag, which vLLM does not take")
+            raise ImportRefusedError(f"vLLM does not take the word {word[:80]} before the first flag of: {' '.join(words)[:80]}")
     return CommandLine(model, tuple((name, tuple(values)) for name, values in flags), others)
 
 

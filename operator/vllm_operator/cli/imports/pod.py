@@ -14,15 +14,6 @@ from vllm_operator.inventory.pools import GPU_RESOURCE, MIG_RESOURCE_PREFIX
 from vllm_operator.rendering.volumes import MODEL_VOLUME, SHARED_MEMORY_VOLUME, TEMPORARY_VOLUME, TOKEN_VOLUME
 
 PRODUCT_LABEL = "nvidia.com/gpu.product"
-_DEFAULTS: Mapping[str, Any] = {
-    "dnsPolicy": "ClusterFirst",
-    "schedulerName": "default-scheduler",
-    "imagePullPolicy": "IfNotPresent",
-    "terminationGracePeriodSeconds": 30,
-    **dict.fromkeys(("automountServiceAccountToken", "enableServiceLinks", "hostUsers"), True),
-    "preemptionPolicy": "PreemptLowerPriority",
-}
-"""What the API server adds to every Pod template, and what it means if a field is absent. The default of other fields is false or empty."""
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 _CACHE_PATHS = ("/root/.cache", "/.cache", "/home/vllm/.cache", "/root/.triton", "/tmp/.cache")
 _OURS = (CACHE_VOLUME, WEIGHTS_VOLUME, MODEL_VOLUME, SHARED_MEMORY_VOLUME, TEMPORARY_VOLUME, TOKEN_VOLUME)
@@ -146,7 +137,12 @@ class PodParts:
         for mount in objects(container, "volumeMounts"):
             path, claim = text(mount, "mountPath").rstrip("/") or "/", self.claim_of(mount)
             if path == "/dev/shm":
-                self._keep_shared_memory(text(self.volumes.get(text(mount, "name"), {}), "emptyDir", "sizeLimit"))
+                limit = text(self.volumes.get(text(mount, "name"), {}), "emptyDir", "sizeLimit")
+                if (read_bytes(limit) or 0) > (4 + 2 * max(self.gpus - 1, 0)) * 2**30:
+                    self.added.append({"name": SHARED_MEMORY_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": limit}})
+                    self.report.translated.append(say("shared-memory", limit=limit, name=SHARED_MEMORY_VOLUME))
+                else:
+                    self.report.dropped.append("The volume at /dev/shm: the operator mounts shared memory of its own.")
             elif path.startswith(_CACHE_PATHS):
                 self._drop_cache(mount, path, claim)
             else:
@@ -156,13 +152,6 @@ class PodParts:
         whose = f"PersistentVolumeClaim {claim}" if claim else f"volume {text(mount, 'name').removeprefix('imported-')}"
         self.report.dropped.append(say("cache", volume=whose, path=path))
         self.report.advice += [say("cache.claim", claim=claim)] if claim else []
-
-    def _keep_shared_memory(self, limit: str) -> None:
-        if (read_bytes(limit) or 0) > (4 + 2 * max(self.gpus - 1, 0)) * 2**30:
-            self.added.append({"name": SHARED_MEMORY_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": limit}})
-            self.report.translated.append(say("shared-memory", limit=limit, name=SHARED_MEMORY_VOLUME))
-        else:
-            self.report.dropped.append("The volume at /dev/shm: the operator mounts shared memory of its own.")
 
     def _report_dropped(self, pod: Manifest, container: Manifest) -> None:
         dropped = self.report.dropped
@@ -189,4 +178,4 @@ def _with_names(source: Manifest, names: Mapping[str, str]) -> dict[str, Any]:
 
 def _kept(source: Manifest, names: Sequence[str]) -> dict[str, Any]:
     given = {name: source[name] for name in names if source.get(name) not in (None, "", [], {})}
-    return {name: value for name, value in given.items() if value != _DEFAULTS.get(name, False)}
+    return {name: value for name, value in given.items() if value != load_tables()["Pod"].defaults.get(name, False)}

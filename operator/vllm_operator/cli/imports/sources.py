@@ -5,6 +5,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+import yaml
+
 from vllm_operator.api.reading import Manifest, integer, mapping, named, objects, read_bytes, read_integer, sequence, text
 from vllm_operator.cli.imports.engine import Engine, ImportRefusedError, Report, split_words, words_of_settings
 from vllm_operator.cli.imports.tables import find_unread, load_tables, name_of_table, say
@@ -13,19 +15,8 @@ from vllm_operator.planning.engine.image import split_image
 from vllm_operator.planning.pod_template import SELECTOR_LABELS
 
 _MORE_ARGUMENTS = "VLLM_ADDITIONAL_ARGS"  # KServe's templates for LLMInferenceService append its value to the command line
-_PASSED_ON = ("k8s.v1.cni.cncf.io", "kueue.x-k8s.io", "prometheus.io")
-"""Prefixes of annotations that KServe passes on from an LLMInferenceService to its Pods (propagateDeploymentMetadata)."""
 _QUEUES = "kueue.x-k8s.io/"  # prefix of labels that Kueue and KServe pass on from an object to its Pods
-_OF_TOOLS = (
-    "kubectl.kubernetes.io/",
-    "deployment.kubernetes.io/",
-    "serving.kserve.io/",
-    "serving.knative.dev/",
-    "autoscaling.knative.dev/",
-)
 _READ_WITH_ENGINES = ("Service", "ServingRuntime", "ClusterServingRuntime", "Model", "LoraAdapter", "Secret", "ConfigMap")
-_RENDERED = ("HelmRelease", "HelmChart", "Kustomization", "Application", "ApplicationSet")
-_STATES = {**dict.fromkeys(_RENDERED, "rendered"), **dict.fromkeys(("RayService", "RayCluster", "RayJob"), "ray")}
 _FILES = {"services": "a Compose file", "run": "a SkyPilot task"}  # files without a kind, by a field that they have
 _OTHER_ENGINES = re.compile(r"sglang|text-generation|llama[.-]?(cpp|runtime)|ollama|tensorrt|triton|lmdeploy|text-embeddings|whisper")
 _NO_FLAGS_OF_LLMKUBE = ("hfTokenSecretRef", "speculative", "extraArgs", "kvCacheCustomDtype")  # fields of its vllmConfig
@@ -35,10 +26,18 @@ _PREFILL = re.compile(r"--is-prefill-worker|--disaggregation-mode[ =]prefill|pre
 
 def find_engines(given: Iterable[Manifest]) -> list[Engine]:
     """Find the engines in the objects of a file. Raises ImportRefusedError if there is none, or one of them does not run vLLM."""
-    found = list(given)
+    objects_of_file, used = list(given), set[str]()
+    maps = {text(each, "metadata", "name"): mapping(each, "data") for each in objects_of_file if text(each, "kind") == "ConfigMap"}
+    found = [_with_values(each, maps, used) for each in objects_of_file]
     read = [(each, reader(each, found) if (reader := _READERS.get(name_of_table(each))) else []) for each in found]
+    labels = ("spec", "template", "metadata", "labels")
+    prefilling = {text(each, "metadata", "name") for each in found if "prefill" in mapping(each, *labels).values()}
     engines = [engine for _, those in read for engine in those]
+    if served := [engine for engine in engines if engine.name not in prefilling]:
+        served[0].report.dropped += [say("both", part=engine.source) for engine in engines if engine not in served]
+        engines = served
     missed = [each for each, those in read if not those and text(each, "kind") not in _READ_WITH_ENGINES]
+    missed += [each for each in found if text(each, "kind").endswith("ServingRuntime") and not engines]
     if not engines:
         raise ImportRefusedError(f"no engine was found that can be read. {_way_out(missed)}This command reads {say('kinds')}")
     if missed:
@@ -46,15 +45,29 @@ def find_engines(given: Iterable[Manifest]) -> list[Engine]:
         engines[0].report.dropped.append(f"Not imported: {', '.join(map(_named, missed))}. {way_out}".rstrip())
     report = engines[0].report
     report.unread += [f"{_named(each, 'values')}: {', '.join(paths)}." for each in found if (paths := find_unread(each))]
-    report.unread += [f"{_named(each)}. Keep it if the engine uses it." for each in found if text(each, "kind") in ("Secret", "ConfigMap")]
+    kept = [each for each in found if text(each, "kind") in ("Secret", "ConfigMap") and text(each, "metadata", "name") not in used]
+    report.unread += [f"{_named(each)}. Keep it if the engine uses it." for each in kept]
+    report.translated += [say("config", name=name) for name in sorted(used)]
     report.advice += [say("unread")] if report.unread else []
     return engines
 
 
+def _with_values(given: Any, maps: Mapping[str, Manifest], used: set[str]) -> Any:
+    """Put the values of ConfigMaps of the file in the place of the references of variables to them, and add the names of the ConfigMaps."""
+    if isinstance(given, list):
+        return [_with_values(each, maps, used) for each in given]
+    reference = mapping(given, "valueFrom", "configMapKeyRef") if isinstance(given, dict) else {}
+    value = maps.get(name := text(reference, "name"), {}).get(text(reference, "key"))
+    if value is not None:
+        used.add(name)
+        return {"name": given["name"], "value": str(value)}
+    return {field: _with_values(part, maps, used) for field, part in given.items()} if isinstance(given, dict) else given
+
+
 def _way_out(missed: Sequence[Manifest]) -> str:
-    names: dict[str, list[str]] = {state: [] for state in ("running", "rendered", "ray", "other")}
+    names: dict[str, list[str]] = {state: [] for state in ("runtime.alone", "running", "rendered", "ray", "other")}
     for each in missed:
-        state = _STATES.get(text(each, "kind"), "running" if _runs_engine(each) else "other")
+        state = load_tables()["kinds without an engine"].becomes.get(text(each, "kind"), "running" if _runs_engine(each) else "other")
         names[state].append(_named(each))
     told = "".join(say(state, names=", ".join(found)) for state, found in names.items() if found)
     return told and f"{told}{say('live')}"
@@ -112,10 +125,12 @@ def _of_inference_service(manifest: Manifest, others: Sequence[Manifest]) -> lis
     runtimes = {text(each, "metadata", "name"): each for each in others if text(each, "kind").endswith("ServingRuntime")}
     runtime = mapping(runtimes.get(text(model, "runtime"), {}), "spec")
     base, own = next(objects(runtime, "containers"), {}), model or _container(predictor)
+    # KServe merges a container of the predictor with the name of the engine's into it
+    more = named(predictor, text(base, "name"), "containers", key="name") if model and base else {}
     image, version = text(own, "image") or text(base, "image"), text(model, "runtimeVersion")
     if image and version:  # KServe replaces the tag of the runtime's image
         image = f"{split_image(image)[0]}:{version}"
-    words = [word.replace("{{.Name}}", text(manifest, "metadata", "name")) for word in [*_words(base), *_words(own)]]
+    words = [word.replace("{{.Name}}", text(manifest, "metadata", "name")) for word in [*_words(base), *_words(more), *_words(own)]]
     minimum, maximum = integer(predictor, "minReplicas"), integer(predictor, "maxReplicas")
     container = {
         **base,
@@ -124,7 +139,7 @@ def _of_inference_service(manifest: Manifest, others: Sequence[Manifest]) -> lis
         "command": [],
         # the runtime for Hugging Face models has a flag of its own that chooses vLLM
         "args": [word for word in words if not word.startswith("--backend=")],
-        **{field: [*objects(base, field), *objects(own, field)] for field in ("env", "volumeMounts")},
+        **{field: [each for source in (base, more, own) for each in objects(source, field)] for field in ("env", "volumeMounts")},
     }
     # as KServe merges the Pod of the runtime and the predictor's
     table, sources = load_tables()["Pod"], (runtime, mapping(manifest, "metadata"), predictor)
@@ -141,6 +156,10 @@ def _of_inference_service(manifest: Manifest, others: Sequence[Manifest]) -> lis
     pod = {**inherited, **predictor, **merged, "nodeSelector": selector}
     engine = _of_platform(manifest, "InferenceService of KServe", container, pod, **parts)
     engine.report.dropped += load_tables()["ServingRuntime"].dropped_from({"spec": runtime}, "ServingRuntime: ")
+    engine.report.advice += [say("runtime", name=name)] if (name := text(model, "runtime")) and not runtime else []
+    annotations = {**mapping(manifest, "metadata", "annotations"), **mapping(model, "annotations")}
+    told = load_tables()["annotations of KServe"].dropped.items()
+    engine.report.dropped += [f"The annotation {name} ({annotations[name]}): {why}." for name, why in told if name in annotations]
     if maximum is not None and maximum > (minimum or 1):
         engine.report.dropped.append(say("replicas.maximum", maximum=maximum))
         engine.report.advice.append(say("replicas.autoscaling", maximum=maximum))
@@ -151,14 +170,17 @@ def _of_llm_inference_service(manifest: Manifest, _others: Sequence[Manifest]) -
     spec, name = mapping(manifest, "spec"), text(manifest, "metadata", "name")
     container, more = _with_more_arguments(_container(mapping(spec, "template")))
     own = mapping(manifest, "metadata", "annotations").items()
-    passed_on = {**{name: value for name, value in own if str(name).startswith(_PASSED_ON)}, **mapping(spec, "annotations")}
+    prefixes = load_tables()["annotations of KServe"].kept
+    passed_on = {**{name: value for name, value in own if str(name).startswith(prefixes)}, **mapping(spec, "annotations")}
     offloading, traces = _offloading(mapping(spec, "kvCacheOffloading")), text(spec, "tracing", "exporterEndpoint")
+    data, local = integer(spec, "parallelism", "data"), integer(spec, "parallelism", "dataLocal")
     advice = [say("router")] if spec.get("router") else []
     parts = {
         "source": f"LLMInferenceService {name} of KServe",
         "advice": advice if container.get("command") else [*advice, say("published")],
         "flags": {"kvTransferConfig": offloading, "collectDetailedTraces": "all" if traces else None},
         "words": more,
+        "nodes": data // local if data and local else None,
         "metadata": {"annotations": passed_on},
         "served_name": text(spec, "model", "name") or ("" if container.get("command") else name),
         "adapters": [{"name": text(each, "name"), "uri": text(each, "uri")} for each in objects(spec, "model", "lora", "adapters")],
@@ -294,9 +316,8 @@ def _of_vllm_runtime(manifest: Manifest, _others: Sequence[Manifest]) -> list[En
         flags |= {"kvTransferConfig": {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}}
     variables = _variable("LMCACHE_LOCAL_CPU", "True") if cache.get("enabled") and cache.get("cpuOffloadingBufferSize") else []
     container = {"image": "/".join(filter(None, (text(image, "registry"), text(image, "name")))), "env": variables}
-    limits = {text(resources, "gpuType") or GPU_RESOURCE: resources.get("gpu")}
-    parts = {"limits": limits, "flags": flags, "has_cache": cache.get("enabled"), "advice": [say("stack.router")]}
-    return [_of_platform(manifest, "VLLMRuntime", container, {}, **parts)]
+    limits, router = {text(resources, "gpuType") or GPU_RESOURCE: resources.get("gpu")}, [say("stack.router")]
+    return [_of_platform(manifest, "VLLMRuntime", container, {}, limits=limits, flags=flags, has_cache=cache.get("enabled"), advice=router)]
 
 
 def _of_storm_service(manifest: Manifest, _others: Sequence[Manifest]) -> list[Engine]:
@@ -305,13 +326,10 @@ def _of_storm_service(manifest: Manifest, _others: Sequence[Manifest]) -> list[E
     served = [each for each in roles if text(each, "name") != "prefill"]
     engines = []
     for role in served:
-        pod, replicas = mapping(role, "template", "spec"), (integer(manifest, "spec", "replicas") or 1) * (integer(role, "replicas") or 1)
-        spec = {
-            "spec": {"replicas": replicas},
-            "nodes": integer(role, "podGroupSize"),
-            "part": text(role, "name") if len(served) > 1 else "",
-        }
-        engines.append(_of_platform(manifest, "StormService", _container(pod), pod, metadata=mapping(role, "template", "metadata"), **spec))
+        pod, part = mapping(role, "template", "spec"), text(role, "name") if len(served) > 1 else ""
+        replicas = (integer(manifest, "spec", "replicas") or 1) * (integer(role, "replicas") or 1)
+        parts = {"spec": {"replicas": replicas}, "nodes": integer(role, "podGroupSize"), "metadata": mapping(role, "template", "metadata")}
+        engines.append(_of_platform(manifest, "StormService", _container(pod), pod, part=part, **parts))
         engines[-1].report.dropped += [say("both", part="the role prefill")] if len(served) < len(roles) else []
     return engines
 
@@ -332,6 +350,8 @@ def _of_dynamo(manifest: Manifest, _others: Sequence[Manifest]) -> list[Engine]:
             "name": "main",
             "image": "",  # its tag counts Dynamo
             "command": [],
+            "resources": mapping(main, "resources")
+            or {"requests": {k: v for k, v in mapping(sizes, "requests").items() if k in ("cpu", "memory")}},
             "args": [word.replace(_DYNAMO, "vllm.entrypoints.openai.api_server") for word in words[name]],
             "env": [*objects(manifest, "spec", "envs"), *objects(each, "envs"), *objects(main, "env")],
             "envFrom": [*objects(main, "envFrom"), *([{"secretRef": {"name": secret}}] if secret else [])],
@@ -375,7 +395,7 @@ def _of_kubeai(manifest: Manifest, _others: Sequence[Manifest]) -> list[Engine]:
     return [_of_platform(manifest, "Model of KubeAI", container, {}, model=text(spec, "url").partition("?")[0], served_name=name, **parts)]
 
 
-def _of_kaito(manifest: Manifest, _others: Sequence[Manifest]) -> list[Engine]:
+def _of_kaito(manifest: Manifest, others: Sequence[Manifest]) -> list[Engine]:
     """Return the engine of a Workspace or InferenceSet of KAITO: of its Pod template, or of a preset whose name on the hub is known."""
     spec, kind = (mapping(manifest, "spec", "template") or manifest), text(manifest, "kind")
     template, name = mapping(spec, "inference", "template"), text(spec, "inference", "preset", "name")
@@ -385,6 +405,14 @@ def _of_kaito(manifest: Manifest, _others: Sequence[Manifest]) -> list[Engine]:
         "served_name": name.rpartition("/")[2],
         "advice": [say("instance")],
     }
+    config = text(spec, "inference", "config")
+    given = [each for each in others if text(each, "kind") == "ConfigMap" and config == text(each, "metadata", "name")]
+    try:
+        settings = [yaml.load(text(each, "data", "inference_config.yaml"), Loader=yaml.CSafeLoader) for each in given]
+    except yaml.YAMLError as error:
+        raise ImportRefusedError(f"inference_config.yaml in the ConfigMap {config} is not valid YAML. Correct it") from error
+    parts["flags"] = {name: value for each in settings for name, value in mapping(each, "vllm").items()}
+    parts["advice"] += [say("kaito.config" if given else "kaito.missing", name=config)] if config else []
     parts |= {"nodes": integer(spec, "resource", "count"), "metadata": mapping(template, "metadata")}
     return [_of_platform(manifest, f"{kind} of KAITO", _container(mapping(template, "spec")), mapping(template, "spec"), **parts)]
 
@@ -478,7 +506,7 @@ def _pod_metadata(report: Report, manifest: Manifest, *sources: Manifest, select
 
 
 def _without_tools(values: Mapping[str, str], lost: Collection[str] = ()) -> dict[str, str]:
-    return {name: value for name, value in values.items() if name not in lost and not name.startswith(_OF_TOOLS)}
+    return {name: value for name, value in values.items() if name not in lost and not name.startswith(load_tables()["tools"].ignored)}
 
 
 def _container(pod: Manifest) -> Manifest:

@@ -34,6 +34,7 @@ class Table(Sourced):
     dropped: Fields
     ignored: tuple[str, ...] = ()
     parts: Fields
+    defaults: Mapping[str, Any] = Field(default_factory=dict)
 
     @cached_property
     def known(self) -> frozenset[str]:
@@ -61,7 +62,7 @@ Places = Sequence[tuple[Table, str]]
 
 def name_of_table(manifest: Manifest) -> str:
     """Return the name of the table with the fields of an object; empty if there is none."""
-    kind, tool = text(manifest, "kind"), _TOOLS.get(text(manifest, "apiVersion").partition("/")[0], "")
+    kind, tool = text(manifest, "kind"), load_tables()["tools"].becomes.get(text(manifest, "apiVersion").partition("/")[0], "")
     values = next((name for field, name in _VALUES.items() if field in manifest), "")
     return next((name for name in (f"{kind} of {tool}", kind.removeprefix("Cluster"), values) if name in load_tables()), "")
 
@@ -77,16 +78,7 @@ def say(name: str, /, **values: Any) -> str:
     return load_file(dict[str, str], "import_texts.yaml")[name].format_map(values)
 
 
-_TOOLS = {
-    "serving.kserve.io": "KServe",
-    "inference.llmkube.dev": "LLMKube",
-    "kubeai.org": "KubeAI",
-    "kaito.sh": "KAITO",
-    "serving.knative.dev": "Knative",
-    "v1": "Kubernetes",
-}
 _VALUES = {"modelArtifacts": "values of llm-d", "servingEngineSpec": "values of the production stack"}
-_OF_TOOLS = ("kubectl.kubernetes.io/", "deployment.kubernetes.io/", "meta.helm.sh/", "serving.kserve.io/", "kueue.x-k8s.io/")
 
 
 def _unread(value: Any, places: Places, where: str) -> Iterator[str]:
@@ -95,7 +87,8 @@ def _unread(value: Any, places: Places, where: str) -> Iterator[str]:
             yield from _unread(each, places, f"{where.removesuffix('.')}[{text(each, 'name') or index}].")
     for name, part in value.items() if isinstance(value, dict) else ():
         paths = [(table, f"{at}{name}") for table, at in places]
-        is_of_tools = isinstance(part, dict) and all(str(key).startswith(_OF_TOOLS) for key in part)
+        tools = (*load_tables()["tools"].ignored, "kueue.x-k8s.io/")
+        is_of_tools = isinstance(part, dict) and all(str(key).startswith(tools) for key in part)
         if not _is_on(part) or is_of_tools or any(path in table.known for table, path in paths):
             continue
         within = [(load_tables()[table.parts[path]], "") for table, path in paths if path in table.parts]

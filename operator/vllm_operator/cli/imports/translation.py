@@ -125,6 +125,9 @@ class _Translation:
         args: dict[str, dict[str, Any]] = {}
         for written, values in line.flags:
             flag, value = self._renamed(written), values[0] if values else ""
+            if self.table is not None and flag.startswith("--enable-") and value.lower() in ("true", "false"):
+                flag, values = flag if value.lower() == "true" else flag.replace("--", "--no-", 1), ()
+                self.report.translated.append(f"{written}={value} is {flag}: newer versions of vLLM take no value for it.")
             if flag == "--enable-expert-parallel":
                 self._put(flag, "parallelism.expert", "Enabled")
             elif flag == "--revision":

@@ -100,8 +100,7 @@ def engine_arguments(
 
 def served_name(model: ModelSpec) -> str | None:
     """Return the model name for clients; None if the engine's default is correct."""
-    is_default = model.served_name is None and model.uri.startswith("hf://")
-    return None if is_default else model.public_name
+    return None if model.served_name is None and model.uri.startswith("hf://") else model.public_name
 
 
 def access_notes(spec: VLLMDeploymentSpec, overrides: Overrides, version: str | None) -> list[Note]:

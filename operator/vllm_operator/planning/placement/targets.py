@@ -318,8 +318,7 @@ def rank_by_free(free: int, replicas: int, inventory: Inventory) -> Rank:
     """Return the rank of GPUs of which so many replicas can be free."""
     if free >= max(replicas, 1):
         return Rank.FREE
-    can_grow = any(pool.provider is not None for pool in inventory.pools)
-    return Rank.PARTLY if free and not can_grow else Rank.WAITING
+    return Rank.PARTLY if free and all(pool.provider is None for pool in inventory.pools) else Rank.WAITING
 
 
 def free_for(gpu: GPUIdentity, shape: Shape, request: Request, inventory: Inventory) -> int | None:
