@@ -60,7 +60,7 @@ def _with_values(given: Any, maps: Mapping[str, Manifest], used: set[str]) -> An
     value = maps.get(name := text(reference, "name"), {}).get(text(reference, "key"))
     if value is not None:
         used.add(name)
-        return {"name": given["name"], "value": str(value)}
+        return {"name": text(given, "name"), "value": str(value)}
     return {field: _with_values(part, maps, used) for field, part in given.items()} if isinstance(given, dict) else given
 
 
