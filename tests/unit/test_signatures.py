@@ -132,7 +132,7 @@ def test_a_remedy_names_only_what_its_versions_know(name: str, change: Change) -
 @pytest.mark.parametrize("signature", [pytest.param(each, id=each.id) for each in KNOWLEDGE.signatures])
 def test_what_a_text_says_to_set_exists_or_is_said_to_be_of_old_versions(signature: Signature) -> None:
     rest = r"(?:[^.]|\.\d)*"  # of the sentence
-    for name in NAMED.findall(re.sub(r"\(kubectl [^()]*\)", "", f"{signature.cause} {signature.remedy}")):
+    for name in NAMED.findall(re.sub(r"kubectl \w+ [\w-]+(?: --[\w=-]+)*|\(kubectl [^()]*\)", "", f"{signature.cause} {signature.remedy}")):
         knowing = [
             table.version for table in VERSIONS.tables if (table.knows_flag if name.startswith("--") else table.knows_variable)(name)
         ]
