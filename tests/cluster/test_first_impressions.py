@@ -132,7 +132,7 @@ async def test_gpus_of_a_cordoned_node_are_not_free(served: Cluster, gpu_nodes: 
     [row] = [row for row in (await as_json(served, "gpus"))["devices"] if row["node"] == node]
     assert row["free"] == row["total"] == 8
     await served.patch("Node", node, {"spec": {"unschedulable": True}})
-    _, said = await kubectl_vllm(served, "gpus")
+    said = " ".join((await kubectl_vllm(served, "gpus"))[1].split())
     assert f"Unavailable: {node} (it is cordoned). Ask who did it, and why. If it is healthy: kubectl uncordon {node}" in said
 
 
