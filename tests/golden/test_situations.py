@@ -116,18 +116,13 @@ async def rolled_back(fleet: Fleet) -> None:
     """A version is rolled out, and its successor crashes at its start."""
     bench = fleet.bench
     await fleet.serve(engine={"version": "0.20.1"}, cache={"priming": "Never"})
-    first = fleet.start()
-    fleet.ready(first)
-    await fleet.settle()
-    bench.pass_time(86_400)
-    await fleet.change(engine={"version": "0.24.0"})
-    fleet.gone(first)
-    second = fleet.start()
-    fleet.ready(second)
-    await fleet.settle()
-    bench.pass_time(86_400)
-    await fleet.change(engine={"version": "0.33.0"})
-    fleet.gone(second)
+    for version in ("0.24.0", "0.33.0"):
+        served = fleet.start()
+        fleet.ready(served)
+        await fleet.settle()
+        bench.pass_time(86_400)
+        await fleet.change(engine={"version": version})
+        fleet.gone(served)
     third = fleet.start()
     for run in range(4):
         bench.pass_time(30)

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable
 
 from vllm_operator.catalog.error_forms import load_error_forms
-from vllm_operator.logs.lines import HEADER, JSON_LIMIT, LEVELS, LINE_LIMIT, TEXTS, WRAPPING, WRAPPINGS_LIMIT, cleaned
+from vllm_operator.logs.lines import JSON_LIMIT, LEVELS, LINE_LIMIT, TEXTS, WRAPPINGS_LIMIT, cleaned
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.state import Stage, StartupState
 
@@ -83,7 +83,7 @@ def _without_mentions(lines: list[str]) -> list[str]:
     kept, is_table = [], False
     for line in lines:
         is_table = line.startswith("|") and (is_table or _RULE.fullmatch(line) is not None)
-        found = HEADER.match(line)
+        found = load_error_forms().header.match(line)
         if found is None or not found["level"]:
             is_mention = (is_table and line.endswith("|")) or ("](http" in line and _LINK.search(line) is not None)
             line = "" if is_mention else _without_names(line)
@@ -136,14 +136,14 @@ def unwrapped(line: str, depth: int = WRAPPINGS_LIMIT) -> str:
     for _ in range(depth):
         if rest[:1] == "{":
             return kept + _entry(rest, depth - 1)
-        found = WRAPPING.match(rest)
+        found = load_error_forms().wrapping.match(rest)
         if found is None:
             if (prefix := _PREFIX.match(rest)) is not None:
                 rest = rest[prefix.end() :]
                 continue
-            found = HEADER.match(rest)
+            found = load_error_forms().header.match(rest)
             after = rest[found.end() :] if found is not None and found.end() and not found["level"] else ""
-            if found is None or not (after[:1] == "{" or WRAPPING.match(after) or _PREFIX.match(after)):
+            if found is None or not (after[:1] == "{" or load_error_forms().wrapping.match(after) or _PREFIX.match(after)):
                 return kept + _with_level(rest)
         kept, rest = kept + found[0], rest[found.end() :]
         if any(found.groupdict().get(name) for name in ("level", "severity", "first", "last", "letter")):

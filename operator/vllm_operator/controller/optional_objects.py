@@ -189,9 +189,7 @@ class OptionalObjects:
         kind, name = desired["kind"], resource.metadata.name
         own = [item for item in autoscalers if item["metadata"]["name"] == name and is_created_by_operator(item, owner)]
         if kube.SCALED_OBJECT not in self._disabled:
-            owners = ((item, reading.objects(item, "metadata", "ownerReferences")) for item in autoscalers)
-            by_keda = (kube.SCALED_OBJECT.kind, name)
-            own += [item for item, found in owners if by_keda in [(owner.get("kind"), owner.get("name")) for owner in found]]
+            own += [item for item in autoscalers if _is_of_keda(item, name)]
         targets = [(reading.mapping(item, "spec", "scaleTargetRef"), item) for item in autoscalers if item not in own]
         others = [item for target, item in targets if (target.get("kind"), target.get("name")) == (labels.KIND, name)]
         if others:
@@ -214,3 +212,9 @@ def _url(route: Manifest, resource: VLLMDeployment) -> str | None:
     references = resource.spec.gateway.parent_refs if resource.spec.gateway is not None else []
     secure = any("https" in (reference.section_name or "") for reference in references)
     return f"{'https' if secure else 'http'}://{host}" if host is not None else None
+
+
+def _is_of_keda(autoscaler: Manifest, name: str) -> bool:
+    """Return whether KEDA created a HorizontalPodAutoscaler for the ScaledObject with this name."""
+    owners = reading.objects(autoscaler, "metadata", "ownerReferences")
+    return any((owner.get("kind"), owner.get("name")) == (kube.SCALED_OBJECT.kind, name) for owner in owners)

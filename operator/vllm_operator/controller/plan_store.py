@@ -22,8 +22,8 @@ from vllm_operator.api.status import ConditionStatus
 from vllm_operator.controller.apply import annotate
 from vllm_operator.kube.client import REVISION, ClusterClient, Conflict, Forbidden, Invalid, Manifest, NotFound
 from vllm_operator.kube.recent import Recent
-from vllm_operator.planning.pinning import is_in_force, is_replan_requested, rollbacks_to_try, with_earlier_plan
-from vllm_operator.planning.presets import with_planned_preset
+from vllm_operator.planning.pinning import is_replan_requested, rollbacks_to_try, with_earlier_plan
+from vllm_operator.planning.presets import with_preset_in_force
 from vllm_operator.rendering.revision import (
     RevisionError,
     applied_revision,
@@ -60,10 +60,10 @@ class PlanStore:
         current, applied = resource.status.revision, applied_revision(deployment)
         try:
             plan = await self._find(resource, current) if current is not None else None
-            if applied and not _is_for(plan, resource):
+            if applied and with_preset_in_force(resource, plan) is None:
                 # the status was not written since, or the spec was reverted before the plan in between was applied
                 other = await self.find(resource, applied)
-                plan = other if _is_for(other, resource) else plan
+                plan = other if with_preset_in_force(resource, other) is not None else plan
             return resource.with_pinned(plan) if plan is not None else resource
         except Forbidden as error:
             message = load_messages().say("revision.forbidden", verb=error.verb, resource=error.resource)
@@ -170,11 +170,6 @@ class PlanStore:
             return _refused(name, str(error))
         self.count("create", REVISION.kind)
         return None
-
-
-def _is_for(plan: Plan | None, resource: VLLMDeployment) -> bool:
-    merged = with_planned_preset(resource, plan) if plan is not None else resource
-    return is_in_force(plan, merged if isinstance(merged, VLLMDeployment) else resource)
 
 
 def _refused(name: str, why: str) -> Verdict:

@@ -138,7 +138,7 @@ def _to_crash(evidence: Evidence, facts: Mapping[str, str], recognizer: Recogniz
     elif kind is not None:
         found = compiled(kind.message).search(f"{line}{code} {where} {evidence.because}") if kind.message is not None else None
         known = (*facts.items(), *((found.groupdict() if found is not None else {}).items()))
-        remedy = _remedy_of_kind(kind, fill_in(kind.remedy, known), line, facts)
+        remedy = _remedy_of_kind(kind, fill_in(kind.remedy, known), line, facts, find_quoted(arguments, line))
         cause, family = fill_in(kind.cause, known), kind.id
     else:
         cause, remedy, family = forms.texts["unknownCause"], _with_advice(forms.texts["unknownRemedy"], line), ""
@@ -171,10 +171,9 @@ def _remedy_of_refusal(evidence: Evidence, line: str, facts: Mapping[str, str]) 
     return f"The check is about {', '.join(about)}{'' if is_set else forms.texts['derived']}. {remedy}"
 
 
-def _remedy_of_kind(kind: FailureKind, remedy: str, line: str, facts: Mapping[str, str]) -> str:
+def _remedy_of_kind(kind: FailureKind, remedy: str, line: str, facts: Mapping[str, str], quoted: Mapping[str, str]) -> str:
     """Return the remedy of a kind of failures with what the message advises or is about, and with the engine's optional features."""
     forms = load_error_forms()
-    quoted = find_quoted(read_arguments(facts.get("given", "")), line)
     about = {flag: f"{flag} ({value})" for flag, value in quoted.items()}
     if forms.condition.search(line) is not None:
         about |= {flag: flag for flag in _settings(line) if flag not in about}
@@ -411,8 +410,7 @@ class CrashTracker:
     def record(self, level: int, text: str, number: int) -> None:
         """Read a record below ERROR."""
         # A notice may be one only if it is repeated: its patterns then see how many groups it has so far.
-        noted = " ".join(f"{name}{len(each.captures)}" for name, each in self.notices.items())
-        for match in self._recognizer.find(text, lambda: (noted,)):
+        for match in self._recognizer.find(text, lambda: (f"{name}{len(each.captures)}" for name, each in self.notices.items())):
             self.settings |= {name: value.lower() for name, value in match.captures if name == "device"}
             is_notice = match.signature.severity is not Severity.FATAL and match.signature.id != TERMINATED
             if is_notice or (level == WARNING and not (self.is_stopping or match.pattern.evidence == "error")):

@@ -33,10 +33,9 @@ DEBUG, INFO, WARNING, ERROR = 0, 1, 2, 3
 LEVELS = {"DEBUG": DEBUG, "INFO": INFO, "WARNING": WARNING, "WARN": WARNING, "ERROR": ERROR, "CRITICAL": ERROR, "FATAL": ERROR}
 """Levels by name. Lines without a level are raw output."""
 _LEVEL = "DEBUG|INFO|WARNING|ERROR|CRITICAL"
-HEADER, WRAPPING = load_error_forms().header, load_error_forms().wrapping
 _TIMES = ("cri", "python", "piped", "own", "iso", "ray")
 _NAMES = ("level", "severity", "first", "last")
-"""Groups of `WRAPPING` that contain a time or the name of a level."""
+"""Groups of `ErrorForms.wrapping` that contain a time or the name of a level."""
 _OTHER_LEVEL = re.compile(rf"\[?(?P<letter>[IWEF])(?:\d{{3,4}} \d\d:\d\d:| \w{{1,40}}\.cpp:)|(?P<name>{_LEVEL}|WARN)(?=[ :|\]])")
 _LETTERS = {"D": DEBUG, "I": INFO, "W": WARNING}
 """Levels of PyTorch ([W1121 09:20:40.674 socket.cpp:207]), Ray ([2026-11-21 09:20:40,674 I 7 7] core_worker.cc:228) and others."""
@@ -116,7 +115,7 @@ class LineReader:
             if raw[:1] == "{" and (members := _json(raw)) is not None:
                 yield from self._from_json(members, time, wrappings - 1)
                 return
-            if (wrapped := WRAPPING.match(raw)) is None:
+            if (wrapped := load_error_forms().wrapping.match(raw)) is None:
                 found = _header(raw)
                 if found["level"] or found.end() == len(raw):
                     break
@@ -125,7 +124,7 @@ class LineReader:
                     raw = raw[inside.start() :]
                     break
                 rest = raw[found.end() :]
-                if not found.end() or not (rest[:1] == "{" or WRAPPING.match(rest)):
+                if not found.end() or not (rest[:1] == "{" or load_error_forms().wrapping.match(rest)):
                     break
                 # The name of a process before another prefix, as Ray writes it.
                 yield from _completed(self._unwrapped(rest, time, wrappings - 1), found["process"], None)
@@ -166,7 +165,7 @@ def _completed(lines: Iterator[Line], process: str | None, level: int | None) ->
 
 
 def _header(raw: str) -> re.Match[str]:
-    found = HEADER.match(raw)
+    found = load_error_forms().header.match(raw)
     assert found is not None  # every part of it is optional
     return found
 
@@ -200,7 +199,7 @@ def _latest_updates(tail: str) -> str:
 
 def process_before_bar(before: str) -> str | None:
     """Return the name of the process before a bar, empty if there is nothing before it; None if there is something else."""
-    found = HEADER.fullmatch(before.rstrip())  # a bar overwrites the previous one with blanks
+    found = load_error_forms().header.fullmatch(before.rstrip())  # a bar overwrites the previous one with blanks
     return (found["process"] or "") if found is not None and not found["level"] else None
 
 
@@ -288,7 +287,7 @@ class _Prefixes:
 def _is_wrapping(head: str) -> bool:
     """Return whether a text consists only of prefixes that `LineReader.lines` removes."""
     for _ in range(WRAPPINGS_LIMIT):
-        found = WRAPPING.match(head) or _header(head)
+        found = load_error_forms().wrapping.match(head) or _header(head)
         if not found.end():
             break
         head = head[found.end() :]

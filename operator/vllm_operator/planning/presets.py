@@ -143,24 +143,24 @@ def _merge_list(
     return [*merged, *given.values()]
 
 
-def with_planned_preset(resource: VLLMDeployment, plan: Plan) -> VLLMDeployment | Verdict:
-    """Merge the preset into the spec, as it was when a plan was made; or return why not."""
-    reference, preset = resource.spec.preset_ref, plan.preset
-    return resource if reference is None or preset is None else _merged(resource, reference, preset.spec)
+def with_preset_in_force(resource: VLLMDeployment, plan: Plan | None) -> VLLMDeployment | Verdict | None:
+    """Merge the preset into the spec, as it was when a plan was made, or return why not; None if the plan is not in force."""
+    reference, preset = resource.spec.preset_ref, plan.preset if plan is not None else None
+    merged = resource if reference is None or preset is None else _merged(resource, reference, preset.spec)
+    return merged if is_in_force(plan, merged if isinstance(merged, VLLMDeployment) else resource) else None
 
 
 def with_preset(resource: VLLMDeployment, found: Mapping[str, Any] | Verdict) -> VLLMDeployment | Verdict:
     """Merge the preset that an object names into its spec, or return why not. `found` is its current spec, or why it is unknown."""
-    reference, pinned = resource.spec.preset_ref, resource.pinned
+    reference = resource.spec.preset_ref
     if reference is None:
         return resource
-    if pinned is not None:
-        kept = with_planned_preset(resource, pinned)
-        if is_in_force(pinned, kept if isinstance(kept, VLLMDeployment) else resource):
-            if isinstance(kept, Verdict):
-                return kept
-            changes = {"preset_change": _change(resource, kept, found), "is_preset_gone": isinstance(found, Verdict) and _is_gone(found)}
-            return kept.model_copy(update=changes)
+    kept = with_preset_in_force(resource, resource.pinned)
+    if isinstance(kept, VLLMDeployment):
+        changes = {"preset_change": _change(resource, kept, found), "is_preset_gone": isinstance(found, Verdict) and _is_gone(found)}
+        return kept.model_copy(update=changes)
+    if kept is not None:
+        return kept
     return found if isinstance(found, Verdict) else with_current_preset(resource, reference, found)
 
 

@@ -9,13 +9,12 @@ import yaml
 
 from vllm_operator.api.reading import Manifest, integer, mapping, named, objects, read_bytes, read_integer, sequence, text
 from vllm_operator.cli.imports.engine import Engine, ImportRefusedError, Report, split_words, words_of_settings
-from vllm_operator.cli.imports.tables import find_unread, load_tables, name_of_table, say
+from vllm_operator.cli.imports.tables import QUEUES, find_unread, load_tables, name_of_table, say
 from vllm_operator.inventory.pools import GPU_RESOURCE
 from vllm_operator.planning.engine.image import split_image
 from vllm_operator.planning.pod_template import SELECTOR_LABELS
 
 _MORE_ARGUMENTS = "VLLM_ADDITIONAL_ARGS"  # KServe's templates for LLMInferenceService append its value to the command line
-_QUEUES = "kueue.x-k8s.io/"  # prefix of labels that Kueue and KServe pass on from an object to its Pods
 _READ_WITH_ENGINES = ("Service", "ServingRuntime", "ClusterServingRuntime", "Model", "LoraAdapter", "Secret", "ConfigMap")
 _FILES = {"services": "a Compose file", "run": "a SkyPilot task"}  # files without a kind, by a field that they have
 _OTHER_ENGINES = re.compile(r"sglang|text-generation|llama[.-]?(cpp|runtime)|ollama|tensorrt|triton|lmdeploy|text-embeddings|whisper")
@@ -500,7 +499,7 @@ def _pod_metadata(report: Report, manifest: Manifest, *sources: Manifest, select
     lost = [*selector, *(name for name in labels if name in SELECTOR_LABELS and name not in selector)]
     if lost:
         report.dropped.append(say("selector", labels=", ".join(lost)))
-    queues = {name: value for name, value in mapping(manifest, "metadata", "labels").items() if str(name).startswith(_QUEUES)}
+    queues = {name: value for name, value in mapping(manifest, "metadata", "labels").items() if str(name).startswith(QUEUES)}
     kept = {"labels": {**queues, **_without_tools(labels, lost)}, "annotations": _without_tools(annotations, lost)}
     return {field: values for field, values in kept.items() if values}
 

@@ -56,6 +56,8 @@ class Table(Sourced):
         return told
 
 
+QUEUES = "kueue.x-k8s.io/"
+"""Prefix of labels that Kueue and KServe pass on from an object to its Pods."""
 Places = Sequence[tuple[Table, str]]
 """Tables that may have a field, each with the path of the object that has the field, with a dot."""
 
@@ -75,7 +77,12 @@ def find_unread(manifest: Manifest) -> list[str]:
 
 def say(name: str, /, **values: Any) -> str:
     """Return the sentence of this name in `catalog/data/import_texts.yaml`."""
-    return load_file(dict[str, str], "import_texts.yaml")[name].format_map(values)
+    return _texts()[name].format_map(values)
+
+
+@cache
+def _texts() -> Mapping[str, str]:
+    return load_file(dict[str, str], "import_texts.yaml")
 
 
 _VALUES = {"modelArtifacts": "values of llm-d", "servingEngineSpec": "values of the production stack"}
@@ -87,7 +94,7 @@ def _unread(value: Any, places: Places, where: str) -> Iterator[str]:
             yield from _unread(each, places, f"{where.removesuffix('.')}[{text(each, 'name') or index}].")
     for name, part in value.items() if isinstance(value, dict) else ():
         paths = [(table, f"{at}{name}") for table, at in places]
-        tools = (*load_tables()["tools"].ignored, "kueue.x-k8s.io/")
+        tools = (*load_tables()["tools"].ignored, QUEUES)
         is_of_tools = isinstance(part, dict) and all(str(key).startswith(tools) for key in part)
         if not _is_on(part) or is_of_tools or any(path in table.known for table, path in paths):
             continue
