@@ -1,4 +1,4 @@
-"""Notes and other texts of a plan: templates in `catalog/data/notes.yaml`, filled in with values by name."""
+"""Notes of a plan, and other texts: templates in `notes.yaml` and `import_texts.yaml`, filled in with values by name."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -47,8 +47,8 @@ def note(name: str, /, **values: Any) -> Note:
 
 
 def say(name: str, /, **values: Any) -> str:
-    """Return the text of this name in `notes.yaml`."""
-    return _texts().texts[name].format_map(values)
+    """Return the text of this name in `notes.yaml` or `import_texts.yaml`."""
+    return _texts()[name].format_map(values)
 
 
 def order(notes: Iterable[Note]) -> list[str]:
@@ -58,12 +58,17 @@ def order(notes: Iterable[Note]) -> list[str]:
 
 
 @cache
-def _texts() -> NoteTexts:
-    return load_file(NoteTexts, "notes.yaml")
+def _texts() -> Mapping[str, str]:
+    return {**_read_notes().texts, **load_file(dict[str, str], "import_texts.yaml")}
 
 
 @cache
 def _notes() -> Mapping[str, tuple[Severity, str]]:
-    texts = _texts()
+    texts = _read_notes()
     groups = zip(Severity, (texts.failure, texts.risk, texts.no_effect, texts.info), strict=True)
     return {name: (severity, template) for severity, group in groups for name, template in group.items()}
+
+
+@cache
+def _read_notes() -> NoteTexts:
+    return load_file(NoteTexts, "notes.yaml")

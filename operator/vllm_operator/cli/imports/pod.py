@@ -8,8 +8,9 @@ from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.reading import Manifest, mapping, objects, read_bytes, read_count, text
 from vllm_operator.caches.claims import CACHE_VOLUME, WEIGHTS_VOLUME
 from vllm_operator.catalog.gpus import Images
+from vllm_operator.catalog.notes import say
 from vllm_operator.cli.imports.engine import Engine, ImportRefusedError
-from vllm_operator.cli.imports.tables import load_tables, say
+from vllm_operator.cli.imports.tables import load_tables
 from vllm_operator.inventory.pools import GPU_RESOURCE, MIG_RESOURCE_PREFIX
 from vllm_operator.rendering.volumes import MODEL_VOLUME, SHARED_MEMORY_VOLUME, TEMPORARY_VOLUME, TOKEN_VOLUME
 

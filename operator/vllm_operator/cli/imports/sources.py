@@ -8,8 +8,9 @@ from typing import Any
 import yaml
 
 from vllm_operator.api.reading import Manifest, integer, mapping, named, objects, read_bytes, read_integer, sequence, text
+from vllm_operator.catalog.notes import say
 from vllm_operator.cli.imports.engine import Engine, ImportRefusedError, Report, split_words, words_of_settings
-from vllm_operator.cli.imports.tables import QUEUES, find_unread, load_tables, name_of_table, say
+from vllm_operator.cli.imports.tables import QUEUES, find_unread, load_tables, name_of_table
 from vllm_operator.inventory.pools import GPU_RESOURCE
 from vllm_operator.planning.engine.image import split_image
 from vllm_operator.planning.pod_template import SELECTOR_LABELS

@@ -75,16 +75,6 @@ def find_unread(manifest: Manifest) -> list[str]:
     return list(_unread(manifest, ((tables[name], ""), (tables["every object"], "")), "")) if name else []
 
 
-def say(name: str, /, **values: Any) -> str:
-    """Return the sentence of this name in `catalog/data/import_texts.yaml`."""
-    return _texts()[name].format_map(values)
-
-
-@cache
-def _texts() -> Mapping[str, str]:
-    return load_file(dict[str, str], "import_texts.yaml")
-
-
 _VALUES = {"modelArtifacts": "values of llm-d", "servingEngineSpec": "values of the production stack"}
 
 

@@ -10,10 +10,11 @@ from typing import Any
 from vllm_operator.api.labels import API_VERSION, KIND
 from vllm_operator.api.reading import Manifest, mapping, objects, read_integer, sequence, text
 from vllm_operator.catalog.loader import Catalog
+from vllm_operator.catalog.notes import say
 from vllm_operator.catalog.versions import VersionTable
 from vllm_operator.cli.imports.engine import REFERENCE, CommandLine, Engine, ImportRefusedError, Report, put, read_command_line
 from vllm_operator.cli.imports.pod import PodParts
-from vllm_operator.cli.imports.tables import load_tables, say
+from vllm_operator.cli.imports.tables import load_tables
 from vllm_operator.planning.engine.image import split_image, version_of_image
 from vllm_operator.planning.engine.overrides import ENGINE_VARIABLE_PREFIX, UNRECORDED, instead_of
 from vllm_operator.rendering.volumes import MODEL_VOLUME
