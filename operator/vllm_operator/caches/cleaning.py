@@ -74,10 +74,15 @@ def find_cleaning_need(context: CacheContext, signatures: frozenset[str]) -> Cle
     crash, full_node = context.resource.status.last_crash, node_without_space(context, signatures)
     if crash is not None and full_node is not None:
         return CleaningNeed(f"{crash.pod}/{crash.restarts or 0}", True, full_node, tuple(quarantined_keys(context, timedelta(0))))
-    tried = ((key, _attempts(context, key)) for key in quarantined_keys(context, QUARANTINE_TIME))
-    aged = tuple(key for key, it in tried if it is None or (it.next is not None and context.now >= it.next))
+    aged = tuple(key for key in quarantined_keys(context, QUARANTINE_TIME) if _is_due(context, key))
     node = next((view.node for _, view in context.replicas if view.phase is Phase.READY), "")
     return CleaningNeed(" ".join(aged), False, node or None, aged) if aged and (node or not context.is_one_node) else None
+
+
+def _is_due(context: CacheContext, key: str) -> bool:
+    """Return whether a quarantined directory is to be deleted now: its first or its next attempt is due."""
+    attempts = _attempts(context, key)
+    return attempts is None or (attempts.next is not None and context.now >= attempts.next)
 
 
 def node_without_space(context: CacheContext, signatures: frozenset[str]) -> str | None:

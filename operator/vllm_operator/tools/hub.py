@@ -79,11 +79,15 @@ def fetch_weights(settings: dict[str, Any]) -> dict[str, Any]:
         raise ArtifactError("NoSpace", "The volume has too little space.", needed=missing + MARGIN_BYTES, free=free)
     threading.Thread(target=report_progress, args=(blobs, total, missing, bytes_in(blobs)), daemon=True).start()
     folder = snapshot_download(repository, revision=info.sha, allow_patterns=[glob.escape(name) for name in sizes])
-    sized = ((name, size, os.path.join(folder, name)) for name, size in sizes.items() if siblings[name].size is not None)
-    absent = [name for name, size, path in sized if not os.path.exists(path) or os.path.getsize(path) != size]
+    absent = [name for name, size in sizes.items() if siblings[name].size is not None and not has_size(os.path.join(folder, name), size)]
     if absent:
         raise ArtifactError("Failed", f"{len(absent)} files are missing or have another size, such as {absent[0]}.")
     return {"result": "Fetched", "commit": info.sha}
+
+
+def has_size(path: str, size: int) -> bool:
+    """Return whether a file exists and has this size."""
+    return os.path.exists(path) and os.path.getsize(path) == size
 
 
 def blob_of(entry: Any) -> str | None:

@@ -29,10 +29,14 @@ VARIABLES_FILE = "vllm/envs.py"
 _ENTRYPOINT_MODULES = ("openai/cli_args", "launchers/cli_args", "common/cli_args", "cli/serve")
 FLAG_FILES = ("vllm/engine/arg_utils.py", *(f"vllm/entrypoints/{name}.py" for name in _ENTRYPOINT_MODULES))
 NEEDED = (VARIABLES_FILE, FLAG_FILES[0])
-_BACKENDS = "attention/backends/registry", "v1/attention/backends/registry", "v1/attention/backends/mla/prefill/registry"
-_KINDS = ("attention", "attention", "attention", "mlaPrefill")  # the names for attention moved in 0.11.1 and in 0.14
-ENUMS = {f"vllm/{name}.py": kind for name, kind in zip(("platforms/interface", *_BACKENDS), _KINDS, strict=True)}
-_ENUM_CLASSES = ("AttentionBackendEnum", "MLAPrefillBackendEnum", "_Backend")
+ENUMS = (
+    ("attention", "vllm/platforms/interface.py", "_Backend"),
+    ("attention", "vllm/attention/backends/registry.py", "_Backend"),  # since 0.11.1
+    ("attention", "vllm/attention/backends/registry.py", "AttentionBackendEnum"),  # since 0.12
+    ("attention", "vllm/v1/attention/backends/registry.py", "AttentionBackendEnum"),  # since 0.14
+    ("mlaPrefill", "vllm/v1/attention/backends/mla/prefill/registry.py", "MLAPrefillBackendEnum"),
+)
+"""Enums of backends: the kind of their members, the module and the class."""
 FIELD = "all2all_backend"  # of ParallelConfig; its values have had a name since 0.14
 CONFIGS = {"attention-config": ("vllm/config/attention.py", "AttentionConfig"), "kernel-config": ("vllm/config/kernel.py", "KernelConfig")}
 LITERALS = {"MoEBackend": "moe", "LinearBackend": "linear", "All2AllBackend": "all2all", "CacheDType": "kvCacheDtype", FIELD: "all2all"}
@@ -109,7 +113,7 @@ def read_table(path: str) -> dict[str, Any]:
     flags = [sources.find(name, _flags_in, opposites) or {} for name in FLAG_FILES]
     if not flags[0]:
         raise ValueError(f"it contains no {FLAG_FILES[0]} with flags")
-    backends = {key: names for name, key in ENUMS.items() if (names := sources.find(name, _members, ast.Assign, *_ENUM_CLASSES))}
+    backends = {kind: names for kind, name, cls in ENUMS if (names := sources.find(name, _members, ast.Assign, cls))}
     for name in sources.names("vllm/config", ".py"):
         aliases = sources.find(f"vllm/config/{name}", _literals) or {}
         backends |= {LITERALS[alias]: values for alias, values in aliases.items() if alias in LITERALS}
