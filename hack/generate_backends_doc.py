@@ -10,6 +10,7 @@ from vllm_operator.catalog.entry import list_data, read_data
 from vllm_operator.catalog.rule_matching import ARCHITECTURES, Component
 from vllm_operator.catalog.rules import RuleKind, load_rules
 from vllm_operator.catalog.versions import load_versions
+from vllm_operator.text.wording import listed
 
 OF_DATA = NOTE.format("catalog/data. Edit the data there")
 INTRODUCTION = """# Kernel backends
@@ -234,4 +235,4 @@ def _clauses(when: dict[str, Any]) -> Iterator[str]:
 
 
 def _list(value: Any) -> str:
-    return " or ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return listed([str(each) for each in value], "or") if isinstance(value, list) else str(value)

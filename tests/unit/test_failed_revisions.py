@@ -79,8 +79,8 @@ async def test_the_message_says_from_where_to_where_why_and_what_to_do() -> None
     made = await fail("rejects its command line")
     assert made.message("RolledBack") == (
         "Revision 2 failed, so the operator went back to revision 1. All replicas were ready again 1 s after the operator went "
-        "back. The spec differs from revision 1 in engine.version 0.20.1 → 0.24.0. The engine broke. Revision 1 stays in effect until the "
-        "spec changes. To keep it, undo the change. Any other change is rolled out at once. What to do: mend it. "
+        "back. The spec differs from revision 1 in engine.version 0.20.1 → 0.24.0. The engine broke. To stay with revision 1, undo the "
+        "change. Any other change is rolled out at once. What to do: mend it. "
         "To try the same spec again: "
         "`kubectl annotate vllm llama -n default --overwrite vllm-operator.dev/replan=$(date +%s)`."
     )

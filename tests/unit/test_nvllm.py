@@ -78,8 +78,8 @@ def test_tq_becomes_what_the_start_script_makes_of_it() -> None:
     assert chosen(decision)["Attention"] == ("TRITON_ATTN", "Rule")
     assert (emitted(decision)["--kv-cache-dtype"], emitted(decision)["--attention-backend"]) == ("turboquant35", "TRITON_ATTN")
     assert [note for note in notes_of(decision) if "--tq" in note] == [
-        "--tq is an option of nvLLM's serve.sh. The operator sets what that script makes of it: a TurboQuant KV cache, which holds more "
-        "context at about 25 % lower throughput, and Triton for attention."
+        "The operator sets what nvLLM's serve.sh makes of --tq: a TurboQuant KV cache, which holds more context at about 25 % lower "
+        "throughput, and Triton for attention."
     ]
     refusal = decide(QWEN, "0.20.1", "sm_121", engine={"args": [{"name": "--tq"}]}).refusal
     assert refusal is not None

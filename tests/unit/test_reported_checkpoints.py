@@ -33,7 +33,7 @@ TAKEN = [
 ]
 REFUSED = [
     # input, node, words that say why, words that say what to do
-    ("uneven-blocks", "a100", "not a multiple of the 128x128 blocks", "Set spec.parallelism.expert to Enabled"),
+    ("uneven-blocks", "a100", "divides the 128x128 blocks", "Set spec.parallelism.expert to Enabled"),
     ("uneven-groups", "a100", "divisible by group_size", "Set spec.parallelism.expert to Enabled"),
     ("gptq-act-order", "h100-sxm", "desc_act=True", "Use a checkpoint without desc_act"),
     ("kv-cache-wrong-kind", "h100-sxm", "fp8_ds_mla is for sparse MLA", ", or remove --kv-cache-dtype."),

@@ -174,7 +174,7 @@ def rolled_back(observed: Observation, rollback: RollbackStatus | None, failure:
         text = without_link(before.message)
     else:
         why, remedy = (failure.why, failure.remedy or "") if failure is not None else ("", "")
-        text = messages.fit("rollback.done", shrink=("why", "remedy"), limit=800, why=why, remedy=remedy, **facts)
+        text = messages.fit("rollback.done", shrink=("why", "remedy"), limit=650, why=why, remedy=remedy, **facts)
     for name in ("rollback.changes", "rollback.back"):
         more = messages.say(name, changes=observed.resource.rolled_back_changes, **facts)
         text = text if more in text else text.replace(". ", f". {more} ", 1)
