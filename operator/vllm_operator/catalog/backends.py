@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from vllm_operator.catalog.entry import Entry, Sourced, load_file, read_data
+from vllm_operator.catalog.entry import Entry, Sourced, load_file, loader, read_data
 from vllm_operator.catalog.rule_matching import Component, Condition, Releases, RuleInput
 from vllm_operator.catalog.versions import Release, Since, VersionTable, read_release
 
@@ -353,7 +353,5 @@ class Questions(Entry):
     expert_flag_since: Since
 
 
-@cache
-def load_questions() -> Questions:
-    """Read the vocabulary that ships with the package."""
-    return load_file(Questions, "questions.yaml")
+load_questions = loader(Questions, "questions.yaml")
+"""Reads the vocabulary that ships with the package."""

@@ -82,6 +82,11 @@ def load_file(kind: type[Parsed], name: str, key: str | None = None) -> Parsed:
         raise EntryError(f"{name}: {error}") from None
 
 
+def loader(kind: type[Parsed], name: str) -> Callable[[], Parsed]:
+    """Return a function that reads a data file once, when it is first called."""
+    return cache(lambda: load_file(kind, name))
+
+
 def read_data(name: str) -> Any:
     """Read `catalog/data/<name>` as YAML or JSON, by its suffix. Raises FileNotFoundError if there is no such file."""
     text = (_data() / name).read_text("utf-8")

@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Mapping
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Annotated
 
 from pydantic import BeforeValidator
 
-from vllm_operator.catalog.entry import Entry, load_file
+from vllm_operator.catalog.entry import Entry, loader
 from vllm_operator.catalog.templates import join
 
 Alternatives = Annotated[re.Pattern[str], BeforeValidator(lambda written: "|".join(written))]
@@ -89,7 +89,5 @@ class ErrorForms(Entry):
     lead: Annotated[str, BeforeValidator(join)]
 
 
-@cache
-def load_error_forms() -> ErrorForms:
-    """Return the forms that ship with the operator."""
-    return load_file(ErrorForms, "errors.yaml")
+load_error_forms = loader(ErrorForms, "errors.yaml")
+"""Reads the forms that ship with the operator."""

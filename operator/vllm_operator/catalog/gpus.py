@@ -8,13 +8,13 @@ import fnmatch
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from typing import Annotated, Literal
 
 from pydantic import Field, PlainSerializer, PlainValidator, StrictBool, StrictInt
 
 from vllm_operator.api.plan import gpu_name
-from vllm_operator.catalog.entry import Entry, Expression, Sourced, Specifiers, keyed_by, load_file, read_text
+from vllm_operator.catalog.entry import Entry, Expression, Sourced, Specifiers, keyed_by, loader, read_text
 
 NAME_LIMIT = 512
 """Maximum characters of the name of an image for a pattern."""
@@ -146,10 +146,8 @@ class GPUs(Entry):
         return gpu_name(f"{name} ({architecture})" if architecture else f"{name} of unknown architecture", profile)
 
 
-@cache
-def load_gpus() -> GPUs:
-    """Read the facts that ship with the operator."""
-    return load_file(GPUs, "gpus.yaml")
+load_gpus = loader(GPUs, "gpus.yaml")
+"""Reads the facts that ship with the operator."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,11 @@
 """Facts about the GPU memory of a vLLM engine, by version: the content of `memory.yaml`."""
 
 from collections.abc import Iterable, Mapping
-from functools import cache
 from typing import TypeVar
 
 from pydantic import StrictFloat, StrictInt
 
-from vllm_operator.catalog.entry import Entry, Sourced, load_file
+from vllm_operator.catalog.entry import Entry, Sourced, loader
 from vllm_operator.catalog.versions import Release, Since
 
 Number = StrictInt | StrictFloat
@@ -277,7 +276,5 @@ class MemoryFacts(Entry):
     margin: Margin
 
 
-@cache
-def load_memory() -> MemoryFacts:
-    """Read the rules that ship with the operator."""
-    return load_file(MemoryFacts, "memory.yaml")
+load_memory = loader(MemoryFacts, "memory.yaml")
+"""Reads the rules that ship with the operator."""

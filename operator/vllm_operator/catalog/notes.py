@@ -6,7 +6,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Any
 
-from vllm_operator.catalog.entry import Entry, load_file
+from vllm_operator.catalog.entry import Entry, load_file, loader
 
 
 class Severity(StrEnum):
@@ -69,6 +69,4 @@ def _notes() -> Mapping[str, tuple[Severity, str]]:
     return {name: (severity, template) for severity, group in groups for name, template in group.items()}
 
 
-@cache
-def _read_notes() -> NoteTexts:
-    return load_file(NoteTexts, "notes.yaml")
+_read_notes = loader(NoteTexts, "notes.yaml")

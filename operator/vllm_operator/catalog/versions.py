@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, StrictBool
 
 from vllm_operator.api.operation import ScalingMetric
-from vllm_operator.catalog.entry import Entry, list_data, load_file
+from vllm_operator.catalog.entry import Entry, list_data, load_file, loader
 from vllm_operator.catalog.notes import say
 
 Release = tuple[int, int, int]
@@ -224,16 +224,12 @@ def _is_since(since: Release, version: str | None) -> bool:
     return release is not None and since <= release
 
 
-@cache
-def load_engine_facts() -> EngineFacts:
-    """Read the facts that ship with the operator."""
-    return load_file(EngineFacts, "engine.yaml")
+load_engine_facts = loader(EngineFacts, "engine.yaml")
+"""Reads the facts that ship with the operator."""
 
 
-@cache
-def load_model_classes() -> Mapping[str, Release]:
-    """Return the first known version that has each class of models, by the name in `architectures` of config.json."""
-    return load_file(dict[str, Since], "model_classes.json")
+load_model_classes = loader(dict[str, Since], "model_classes.json")
+"""Reads the first known version that has each class of models, by the name in `architectures` of config.json."""
 
 
 @cache

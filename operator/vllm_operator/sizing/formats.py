@@ -14,13 +14,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
 from vllm_operator.api.reading import mapping, read_integer, sequence, text
 from vllm_operator.api.spec import Quantization
-from vllm_operator.catalog.entry import Entry, load_file
+from vllm_operator.catalog.entry import Entry, loader
 from vllm_operator.sizing.model_shape import NESTED, ModelShape, Module, Shard
 
 LENGTH_BYTES = 8
@@ -191,10 +191,8 @@ class Names(Entry):
     gguf_bits: Mapping[str, float]
 
 
-@cache
-def load_names() -> Names:
-    """Load the shipped names."""
-    return load_file(Names, "formats.yaml")
+load_names = loader(Names, "formats.yaml")
+"""Reads the names that ship with the package."""
 
 
 def _format(name: str) -> WeightFormat:

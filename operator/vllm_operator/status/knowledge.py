@@ -15,7 +15,7 @@ import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from vllm_operator.catalog.backends import LoggedNames, load_logged_names
-from vllm_operator.catalog.entry import Entry, load_file
+from vllm_operator.catalog.entry import Entry, load_file, loader
 from vllm_operator.catalog.startup import Remedy, Signature, StartupKnowledge, load_remedies, load_startup
 from vllm_operator.catalog.versions import Versions, load_versions
 from vllm_operator.logs.state import Stage
@@ -164,10 +164,8 @@ class Knowledge:
         return frozenset(signature.id for signature in self.startup.signatures if signature.remedy_action == action)
 
 
-@cache
-def load_messages() -> Messages:
-    """Load the shipped messages."""
-    return load_file(Messages, "messages.yaml")
+load_messages = loader(Messages, "messages.yaml")
+"""Reads the messages that ship with the operator."""
 
 
 @cache

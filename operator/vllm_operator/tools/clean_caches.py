@@ -28,7 +28,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from vllm_operator.tools.artifact import opened_folder, opened_root
+from vllm_operator.tools.artifact import opened_folder, opened_root, report
 
 MARKER = ".vllm-operator-"
 LEAVING, DELETING = ".leaving-", ".deleting-"
@@ -46,11 +46,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the first process of a container ignores it by default
     recorded, keep, doomed = (set(json.loads(os.environ.get(f"CLEAN_{name}", "[]"))) for name in ("RECORDED", "KEEP", "DOOMED"))
     volume = Volume(os.environ["CLEAN_ROOT"], recorded, keep, mounted_below(os.environ["CLEAN_ROOT"]))
-    result = json.dumps(volume.clean(doomed, int(os.environ.get("CLEAN_SHARE", "0"))))
-    print(result)
-    if os.environ.get("CLEAN_REPORT"):
-        with open(os.environ["CLEAN_REPORT"], "w") as report:
-            report.write(result)
+    report(volume.clean(doomed, int(os.environ.get("CLEAN_SHARE", "0"))), "CLEAN_REPORT")
     return 0
 
 
