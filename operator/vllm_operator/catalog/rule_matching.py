@@ -87,8 +87,8 @@ class RuleInput(Facts):
     expert_tensor: int = 1
     expert_parallel: bool = False
     exchanges_tokens: bool = False
-    environment: Mapping[str, str] = field(default_factory=dict)
-    arguments: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict, hash=False)
+    arguments: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def effective_arguments(self) -> Mapping[str, str]:

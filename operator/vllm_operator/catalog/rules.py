@@ -75,6 +75,9 @@ class Rule(Entry):
     source: Reason = Field(description="where it is known from")
     priority: Annotated[StrictInt, Field(ge=-100, le=100)] = Field(0, description="the highest of a kind and component wins")
 
+    def __hash__(self) -> int:
+        return hash(self.id)
+
     @model_validator(mode="after")
     def _check_effect(self) -> "Rule":
         if self.alternatives and self.kind is not RuleKind.ENGINE:

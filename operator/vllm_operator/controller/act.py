@@ -250,11 +250,10 @@ class Actor:
         actions, kept = result.decision.actions, result.decision.kept
         written = {(kube.CLAIM.kind, name): claim for name, claim in result.claims.items()}
         live = [written.get((it["kind"], it["metadata"]["name"]), it) for it in snapshot.children if it not in kept]
-        if any(manifest["kind"] == kube.CLAIM_TEMPLATE.kind for manifest in actions.manifests):
-            self.created.note(kube.CLAIM_TEMPLATE, snapshot.key)
         desired = list(actions.manifests)
-        if any(manifest["kind"] == kube.LEADER_WORKER_SET.kind for manifest in desired):
-            self.created.note(kube.LEADER_WORKER_SET, snapshot.key)
+        for kind in (kube.CLAIM_TEMPLATE, kube.LEADER_WORKER_SET):
+            if any(manifest["kind"] == kind.kind for manifest in desired):
+                self.created.note(kind, snapshot.key)
         replicas = find_workload(desired, snapshot.resource.metadata.name)
         if replicas is not None and result.revision is not None:
             desired[desired.index(replicas)] = with_applied_revision(replicas, result.revision)

@@ -218,7 +218,7 @@ def _with_race(
     snapshot: Snapshot, outcome: Outcome, context: CacheContext, actions: CacheActions, plan_with: _PlanWith, settings: Settings
 ) -> CacheActions:
     """Add the race of backends, and the primer of its run."""
-    activity, current = actions.activity, revision_name(context.resource, context.plan)
+    activity, current = actions.activity, revision_name(context.resource, context.plan) if context.resource.may_race else ""
     is_busy = bool(context.new_revision) or activity.held or activity.is_priming or not context.resource.spec.replicas
     is_settled = not is_busy and snapshot.deployment is not None and _is_complete(snapshot.deployment)
     rivals, is_drifted = outcome.fresh.rivals if outcome.fresh is not None else None, bool(outcome.drift)

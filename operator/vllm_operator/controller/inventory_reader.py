@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 from vllm_operator.api import labels, reading
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.catalog.gpus import load_gpus
-from vllm_operator.inventory.devices import DRIVER, UsedDevices, read_used, requested_devices
+from vllm_operator.inventory.devices import DRIVER, UsedDevices, add_up, read_used, use_of
 from vllm_operator.inventory.pools import Inventory
 from vllm_operator.kube import client as kube
 from vllm_operator.kube.client import ClusterClient, ClusterError, Forbidden, Key, Kind, Manifest, NotFound, Unavailable
@@ -133,7 +133,7 @@ class InventoryCache:
         claims = await self._find(kube.RESOURCE_CLAIM) if slices else None
         if len(nodes) > NODE_LISTS:
             pages = self.client.pages(kube.POD, fields=ON_NODES)
-            return read_used([part async for page in pages for pod in page if (part := _device_part(pod))], claims)
+            return add_up([use async for page in pages for pod in page if (use := use_of(pod)) is not None], claims)
         lists = [self.client.find(kube.POD, fields={"spec.nodeName": node["metadata"]["name"]}, cached=True) for node in nodes]
         return read_used([pod for found in await asyncio.gather(*lists) for pod in found], claims)
 
@@ -235,22 +235,6 @@ def has_gpu_sign(node: Manifest) -> bool:
     signs, names = load_gpus().presence, reading.mapping(node, "metadata", "labels")
     resources = reading.mapping(node, "status", "capacity")
     return any(it.startswith(signs.label_prefixes) for it in names) or any(it.startswith(signs.resource_prefixes) for it in resources)
-
-
-def _device_part(pod: Manifest) -> Manifest | None:
-    """Return the parts of a Pod that matter here; None if it requests no devices. Most Pods of a cluster request none."""
-    if not requested_devices(pod):
-        return None
-    spec = pod["spec"]
-    containers = {
-        field: [{"resources": container.get("resources")} for container in spec.get(field) or ()]
-        for field in ("containers", "initContainers")
-    }
-    return {
-        "metadata": _picked(pod["metadata"], "name", "namespace", "labels", "ownerReferences"),
-        "spec": {"nodeName": spec.get("nodeName"), **containers},
-        "status": {"phase": (pod.get("status") or {}).get("phase")},
-    }
 
 
 def _node_part(node: Manifest) -> Manifest:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from pydantic import ValidationError
@@ -81,7 +82,7 @@ class Pending:
     """Maximum delay until the next reconciliation. Whoever reads the awaited log or answer of the hub adds the key to the queue."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # not slots: cached_property needs `__dict__`
 class Snapshot:
     """All input of a decision."""
 
@@ -130,17 +131,17 @@ class Snapshot:
         """Namespace and name."""
         return self.resource.metadata.namespace, self.resource.metadata.name
 
-    @property
+    @cached_property
     def found_workload(self) -> Manifest | None:
         """The Deployment or LeaderWorkerSet with the name of the VLLMDeployment, which may have another owner."""
         return find_workload(self.children, self.resource.metadata.name)
 
-    @property
+    @cached_property
     def deployment(self) -> Manifest | None:
         """The same, if this VLLMDeployment controls it and it is not being deleted."""
         return self._own(self.found_workload)
 
-    @property
+    @cached_property
     def primer(self) -> Manifest | None:
         """The Deployment of the primer, likewise."""
         return self._own(find_child(self.children, kube.DEPLOYMENT, primer_name(self.resource.metadata.name)))
@@ -233,9 +234,8 @@ class Observer:
         namespace, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
         # not watched, or not installed
         others = [kind for kind in (kube.CLAIM_TEMPLATE, kube.LEADER_WORKER_SET) if await self.created.may_exist(kind, (namespace, name))]
-        kinds = [kube.DEPLOYMENT, kube.SERVICE, kube.CLAIM, *others]
         found: list[Manifest] = []
-        for kind in kinds:
+        for kind in (kube.DEPLOYMENT, kube.SERVICE, kube.CLAIM, *others):
             with suppress(NotFound):  # the kind is not installed
                 found += await self.client.find(kind, namespace, labels=children_of(kind, name))
         children = [child for child in found if not is_of_another(child, name)]

@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import chain
 
 from pydantic import ValidationError
 
@@ -22,7 +21,7 @@ from vllm_operator.api.status import ConditionStatus
 from vllm_operator.controller.apply import annotate
 from vllm_operator.kube.client import REVISION, ClusterClient, Conflict, Forbidden, Invalid, Manifest, NotFound
 from vllm_operator.kube.recent import Recent
-from vllm_operator.planning.pinning import is_replan_requested, rollbacks_to_try, with_earlier_plan
+from vllm_operator.planning.pinning import is_replan_requested, with_earlier_plan
 from vllm_operator.planning.presets import with_preset_in_force
 from vllm_operator.rendering.revision import (
     RevisionError,
@@ -96,11 +95,9 @@ class PlanStore:
 
     async def persist(self, resource: VLLMDeployment, revisions: Sequence[Manifest], plan: Plan) -> str | Verdict:
         """Create the ControllerRevision of a plan if it is missing; return its name, or why it cannot be created. Raises ClusterError."""
-        current, uid = resource.status.revision, resource.metadata.uid
-        known = (*([current] if current is not None else ()), *chain.from_iterable(it.names for it in rollbacks_to_try(resource)))
-        existing = [revision["metadata"]["name"] for revision in revisions]
+        uid, existing = resource.metadata.uid, [revision["metadata"]["name"] for revision in revisions]
         # the digest of a plan in memory is known
-        name = next((each for each in known if each in existing and self._plans.get((uid, each)) is plan), None)
+        name = next((each for each in existing if self._plans.get((uid, each)) is plan), None)
         if name is None:
             revision = render_revision(resource, plan, 1 + max(map(number_of, revisions), default=0))
             name = reading.text(revision, "metadata", "name")

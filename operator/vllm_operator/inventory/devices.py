@@ -18,6 +18,8 @@ UNKNOWN_PROFILE = "unknown"
 
 Owner = tuple[str, str]
 """Namespace and name of a VLLMDeployment."""
+Use = tuple[Owner | None, Usage]
+"""The VLLMDeployment that a Pod belongs to, if it belongs to one, and the devices that the Pod uses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +124,23 @@ def read_claims(claims: Iterable[Mapping[str, Any]]) -> Mapping[str, frozenset[s
 
 def read_used(pods: Iterable[Mapping[str, Any]], claims: Iterable[Mapping[str, Any]] | None = None) -> UsedDevices:
     """Add up the requests of Pods on nodes. Any value is valid input. `claims` is None if they were not read."""
+    return add_up(filter(None, map(use_of, pods)), claims)
+
+
+def use_of(pod: Mapping[str, Any]) -> Use | None:
+    """Return the devices that a Pod uses; None if it has no node or requests none. Any value is valid input."""
+    node = text(pod, "spec", "nodeName")
+    devices = {(node, name): amount for name, amount in requested_devices(pod).items()} if node and not is_over(pod) else {}
+    return (deployment_of(pod), devices) if devices else None
+
+
+def add_up(uses: Iterable[Use], claims: Iterable[Mapping[str, Any]] | None) -> UsedDevices:
+    """Add up what Pods use. `claims` is None if they were not read."""
     used: Counter[tuple[str, str]] = Counter()
     own: dict[Owner, Counter[tuple[str, str]]] = {}
-    for pod in pods:
-        node = text(pod, "spec", "nodeName")
-        devices = {(node, name): amount for name, amount in requested_devices(pod).items()} if node and not is_over(pod) else {}
+    for owner, devices in uses:
         used.update(devices)
-        if devices and (owner := deployment_of(pod)) is not None:
+        if owner is not None:
             own.setdefault(owner, Counter()).update(devices)
     return UsedDevices(used, own, None if claims is None else read_claims(claims))
 

@@ -88,7 +88,7 @@ def plan(
         )
         if in_force and chooses_gpu_again and inventory.used is not None and made.knows_sizes:
             made = replace(made, again=True)
-        if pinned is not None and in_force and standing in pinning.NEEDS_ROOM:
+        if pinned is not None and in_force and standing in pinning.NEEDS_ROOM and (inventory.used is not None or inventory.hidden):
             fresh = made.compared_with_free(pinned, is_open=standing is pinning.Standing.OPEN)
             if fresh.plan is not None and fresh.plan.chosen_again is not None:
                 return fresh

@@ -121,11 +121,11 @@ def keep_facts(facts: ResolvedFacts) -> list[ModelFact]:
 
 def recall_facts(plan: Plan) -> Facts:
     """Return the facts from the model's files in a plan. Unreadable values are unknown."""
-    names = {to_camel(name): name for name in FACTS}
-    stored = ((names.get(fact.name), fact.value) for fact in plan.model_facts if fact.source in (FROM_CONFIG, FROM_WEIGHTS))
+    stored = ((_NAMES.get(fact.name), fact.value) for fact in plan.model_facts if fact.source in (FROM_CONFIG, FROM_WEIGHTS))
     return Facts(**{name: _value(name, text) for name, text in stored if name is not None})
 
 
+_NAMES = {to_camel(name): name for name in FACTS}
 _IN_WORDS = {"attention": "the kind of attention", "experts": "the number of experts", "quantization": "the quantization"}
 
 

@@ -27,6 +27,7 @@ from vllm_operator.text.wording import listed
 
 MAX_SHOWN = 8  # tensor-parallel sizes in a message, unless the refused one is larger
 STATED = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,4})?) gib loaded")  # loaded size in a format label, such as `4-bit (19.78 GiB loaded)`
+_known_shape = lru_cache(maxsize=256)(lambda table, name: read_shape(table.find(name).config))  # of an entry of the table
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ def resolve_model(
     known, wanted = table.find(name), label
     shape, source, used = read_shape(config) if config is not None else None, FROM_CONFIG, config
     if shape is None and known is not None:
-        shape, source, used = read_shape(known.config), FROM_TABLE, known.config
+        shape, source, used = _known_shape(table, known.name), FROM_TABLE, known.config
     if shape is None or used is None:
         return None
     own = formats.read_format(used, shape)

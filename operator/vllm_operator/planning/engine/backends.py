@@ -10,7 +10,7 @@ pin that its selectors do not accept.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 
 from vllm_operator.api.labels import ALLOW_UNSUPPORTED_ANNOTATION
 from vllm_operator.api.plan import BackendChoice, ChosenBy, PlannedArgument, PlannedVariable
@@ -59,6 +59,7 @@ class BackendDecision:
     rivals: Rivals | None = None
 
 
+@lru_cache(maxsize=128)
 def choose_backends(
     version: ResolvedVersion,
     rule_input: RuleInput,

@@ -10,7 +10,7 @@ unknown driver gets the variant with CUDA 12 instead of 13. An image in the spec
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from vllm_operator.api.conditions import FALSE, Reason, Verdict
 from vllm_operator.api.labels import ALLOW_UNSUPPORTED_ANNOTATION
@@ -38,7 +38,7 @@ class ResolvedVersion:
     """The vLLM version of an image. Without a table, it is older than all known ones: only settings of every version are allowed."""
 
     version: str
-    table: VersionTable | None
+    table: VersionTable | None = field(hash=False)
     image: str
     distribution: Distribution = Distribution.VLLM
     notes: tuple[Note, ...] = ()
