@@ -2,10 +2,12 @@
 
 import functools
 import gc
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,6 +49,8 @@ KERNELS = "vllm.vllm_flash_attn.cute"
 """Kernels in Python that a wheel may hold. Selectors ask only whether they can be imported."""
 MEMORY = 140 * 2**30
 """Of a GPU, in bytes."""
+GemmType = Enum("GemmType", {"INDEXED": "indexed", "GROUPED_CONTIGUOUS": "grouped_contiguous", "GROUPED_MASKED": "grouped_masked"})
+"""Of Humming, of which only the names are known: the values that vLLM compares."""
 CUDA = "13.0"
 """Of the image."""
 
@@ -89,6 +93,7 @@ class Machine:
         _make_up_operators()
         self._make_up_platform()
         _answer_from_text(flashinfer)
+        _make_up_humming()
 
     def become(self, capability: tuple[int, int], caches: Iterable[Any] | None = None) -> None:
         """Have other GPUs from now on, and forget what vLLM found out about those before; finding the `caches` takes long."""
@@ -193,6 +198,12 @@ def _answer_from_text(flashinfer: Path) -> None:
     if hasattr(asked, "has_flashinfer_sm90_nope_mla"):  # whether BatchMLAPagedAttentionWrapper.run has this parameter
         has = any("ckv_scale_arr" in file.read_text() for file in (flashinfer / "flashinfer/mla").rglob("*.py"))
         asked.has_flashinfer_sm90_nope_mla = lambda: has
+
+
+def _make_up_humming() -> None:
+    if importlib.util.find_spec("vllm.utils.humming") is not None:
+        humming: Any = importlib.import_module("vllm.utils.humming")
+        humming.GemmType = GemmType
 
 
 class Operator:

@@ -24,16 +24,7 @@ from oracle.machine import Machine, Operator, cached_functions
 
 LAYERS = 6
 """Layers of a model that are built: no kind of layer repeats later than this."""
-LISTS = (
-    "layer_types",
-    "mlp_layer_types",
-    "indexer_types",
-    "hybrid_layer_pattern",
-    "moe_layer_freq",
-    "attn_type_list",
-    "hybrid_override_pattern",
-    "no_rope_layers",
-)
+PATTERNS = ("hybrid_override_pattern",)  # with one letter for each layer
 ENCODERS = re.compile(r"vision|visual|audio|multi_modal|mm_projector")
 FIXED = {"MarlinMoEMethod": "MARLIN", "MoeWNA16Method": "TRITON"}
 """Methods with one backend of experts, by a part of their names (before 0.25)."""
@@ -60,8 +51,10 @@ def _shorten(config: Mapping[str, Any]) -> dict[str, Any]:
     if "depth" in short:  # of an encoder
         short["depth"] = 1
     if "num_hidden_layers" in short:
-        lists = {name: short[name][:LAYERS] for name in LISTS if isinstance(short.get(name), list | str)}
-        short |= {**lists, "num_hidden_layers": min(LAYERS, int(short["num_hidden_layers"]))}
+        layers = int(short["num_hidden_layers"])
+        cut = {name: value[:LAYERS] for name, value in short.items() if isinstance(value, list) and len(value) == layers}
+        cut |= {name: short[name][:LAYERS] for name in PATTERNS if name in short}
+        short |= {**cut, "num_hidden_layers": min(LAYERS, layers)}
         if short.get("num_kv_shared_layers"):  # the last ones, which have no cache of their own
             short["num_kv_shared_layers"] = 0
     return short

@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -28,8 +27,6 @@ EXCHANGE = "allgather_reducescatter"
 """The default of `--all2all-backend`."""
 FLAG_NAMES = {"deep_gemm": "DEEPGEMM", "deep_gemm_mega_moe": "DEEPGEMM_MEGA_MOE", "cutlass": "VLLM_CUTLASS"}
 """As catalog/data/invocations.yaml names them."""
-GemmType = Enum("GemmType", {"INDEXED": "indexed", "GROUPED_CONTIGUOUS": "grouped_contiguous", "GROUPED_MASKED": "grouped_masked"})
-"""Of Humming, of which only the names are known: the values that vLLM compares."""
 
 
 class Selector:
@@ -50,7 +47,6 @@ class Selector:
         self._functions = {scheme.name: _find(scheme.selector) for scheme in SCHEMES}
         self._asks = {name: inspect.signature(function).parameters for name, function in self._functions.items()}
         self._parallel = {layout: self._spread(layout) for layout in self._layouts}
-        _make_up_humming()
         self._given: Any = None
         self._layers: dict[tuple[str, str, str], Any] = {}
 
@@ -185,12 +181,6 @@ def _four_bits(group: int) -> Any:
     from compressed_tensors.quantization import QuantizationArgs
 
     return QuantizationArgs(num_bits=4, type="int", symmetric=True, strategy="group", group_size=group)
-
-
-def _make_up_humming() -> None:
-    if importlib.util.find_spec("vllm.utils.humming") is not None:
-        humming: Any = importlib.import_module("vllm.utils.humming")
-        humming.GemmType = GemmType
 
 
 def _exchanges() -> list[str]:

@@ -189,6 +189,7 @@ def test_more_utilization_than_is_free_is_refused() -> None:
         ("Qwen/Qwen2.5-32B-Instruct", "", ParallelShape(3), "40 attention heads cannot be divided by 3"),
         ("Qwen/Qwen3-235B-A22B", "fp8_block", ParallelShape(8), "no multiple of 128"),
         ("Qwen/Qwen3-235B-A22B", "fp8_block", ParallelShape(8, expert=True), None),
+        ("Qwen/Qwen3-235B-A22B", "fp8_per_block", ParallelShape(8), None),
         ("Qwen/Qwen3-32B", "", ParallelShape(8), None),
     ],
 )

@@ -557,3 +557,34 @@ def test_adapters_for_a_class_without_them_are_refused(name: str) -> None:
 def test_the_runner_does_not_change_which_backend_reads_the_kv_cache() -> None:
     flags = {"kv-cache-dtype": "fp8", "runner": "pooling"}
     assert backend(plan(BLOCKS, "0.33.0", "sm_86", PLAIN, args=flags), "Attention") == "FLASHINFER"
+
+
+def test_mimo_v2_flash_needs_flash_attention_3_before_0_24() -> None:
+    mimo = PLAIN | {"architectures": ["MiMoV2FlashForCausalLM"], "model_type": "mimo_v2_flash", "head_dim": 192, "v_head_dim": 128}
+    for architecture in ("sm_75", "sm_80", "sm_89", "sm_120"):
+        assert "FlashAttention 3" in str(plan(BLOCKS, "0.23.0", architecture, mimo).refusal)
+        assert backend(plan(BLOCKS, "0.24.0", architecture, mimo), "Attention") == "TRITON_ATTN_DIFFKV"
+    assert backend(plan(BLOCKS, "0.20.1", "sm_90", mimo), "Attention") == "FLASH_ATTN_DIFFKV"
+
+
+def test_the_scoring_function_of_dots_is_refused_before_0_24_and_not_read_as_another() -> None:
+    dots = PLAIN | {"architectures": ["Dots1ForCausalLM"], "model_type": "dots1", "scoring_func": "noaux_tc", "norm_topk_prob": True}
+    assert "noaux_tc" in str(plan(BLOCKS, "0.23.0", "sm_100", dots).refusal)
+    assert "MoE" not in chosen(plan(BLOCKS, "0.25.1", "sm_100", dots))
+
+
+def test_falcon_ignores_the_type_of_the_kv_cache() -> None:
+    falcon = PLAIN | {"architectures": ["FalconForCausalLM"], "model_type": "falcon", "head_dim": 64}
+    decision = plan(BLOCKS, "0.33.0", "sm_90", falcon, args={"kv-cache-dtype": "int4_per_token_head"})
+    assert backend(decision, "Attention") == "FLASH_ATTN"
+    assert "ignore --kv-cache-dtype" in " ".join(note.text for note in decision.notes)
+    assert backend(plan(BLOCKS, "0.33.0", "sm_90", PLAIN, args={"kv-cache-dtype": "int4_per_token_head"}), "Attention") == "TRITON_ATTN"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_an_encoder_in_float16_does_not_start_with_a_cache_in_bfloat16(dtype: str) -> None:
+    encoder = {"quantization_config": None, "architectures": ["ModernBertModel"], "model_type": "modernbert", "torch_dtype": dtype}
+    assert "float16" in str(plan(LLAMA, "0.33.0", "sm_90", encoder, args={"kv-cache-dtype": "bfloat16"}).refusal)
+    assert plan(LLAMA, "0.29.0", "sm_90", encoder, args={"kv-cache-dtype": "bfloat16"}).refusal is None
+    wide = encoder | {"torch_dtype": "bfloat16"}
+    assert plan(LLAMA, "0.33.0", "sm_90", wide, args={"kv-cache-dtype": "bfloat16"}).refusal is None

@@ -322,6 +322,7 @@ class Questions(Entry):
     gemm_blocks_apart: frozenset[str]
     sparse_cache_types: Mapping[Since, Mapping[str, str]]
     cache_types_as_given: frozenset[str]
+    cache_types_ignored: frozenset[str]
     expert_schemes: Mapping[str, tuple[str, ...]]
     published: Mapping[str, tuple[str, ...]]
     groups_of_32: frozenset[str] = Field(alias="groupsOf32")

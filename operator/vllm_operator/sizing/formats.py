@@ -505,7 +505,7 @@ def _name_format(label: str, shape: ModelShape) -> WeightFormat | None:
     if "mxfp8" in words:
         return _format("MXFP8")
     if "fp8" in words and "block" in text:
-        return _format("FP8Block")
+        return replace(_format("FP8Block"), blocks=0) if "per" in words else _format("FP8Block")  # the flag: of weights that are cut
     if words & {"fp8", "float8", "modelopt"}:  # `modelopt` is vLLM's name for NVIDIA's checkpoints in FP8
         return replace(_format("FP8"), experts_only=experts and not words.isdisjoint({"fp8", "float8"}))
     if words & {"int8", "w8a8", "8bit", "w8a16"}:

@@ -241,9 +241,10 @@ def _routing(config: Mapping[str, Any], groups: int | None) -> str | None:
             return "MiniMax2" if config.get("topk_method") == "noaux_tc" or config.get("use_routing_bias") is True else None
         case "sqrtsoftplus":
             return "DeepSeekV4"
-        case _:
+        case None | "softmax":
             given = config.get("norm_topk_prob")
             return "Renormalize" if given is True else "Default" if given is False else None
+    return None
 
 
 def _read_format(config: Mapping[str, Any], written: Mapping[str, Any]) -> tuple[Quantization | None, str | None]:

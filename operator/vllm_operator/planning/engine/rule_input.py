@@ -157,7 +157,8 @@ def attention_cases(component: Component, rule_input: RuleInput) -> Sequence[str
         return ()
     if rule_input.distribution != Distribution.VLLM or known.attention_flags & rule_input.arguments.keys() or rule_input.unequal_heads:
         return ()
-    cache = rule_input.effective_arguments.get(KV_CACHE_FLAG, AUTOMATIC)
+    given = rule_input.effective_arguments.get(KV_CACHE_FLAG, AUTOMATIC)
+    cache = AUTOMATIC if rule_input.model_class in known.cache_types_ignored else given
     if component is Component.ATTENTION:
         sizes, mark = known.head_sizes, "plain"
         if rule_input.attention_sinks:
@@ -165,9 +166,8 @@ def attention_cases(component: Component, rule_input: RuleInput) -> Sequence[str
         elif rule_input.image_prefix:
             sizes, mark = known.head_sizes_with_image_prefix, "prefix"
         return [f"Dense/{size}/{mark}/{cache}" for size in sizes if rule_input.head_size in (None, size)]
-    if (
-        component is Component.SPARSE_ATTENTION and rule_input.family not in known.cache_types_as_given
-    ):  # models replace these types before a selector is asked
+    if component is Component.SPARSE_ATTENTION and rule_input.family not in known.cache_types_as_given:
+        # models replace these types before a selector is asked
         replaced = [types for since, types in known.sparse_cache_types.items() if since <= rule_input.release]
         cache = replaced[-1].get(cache, cache) if replaced else cache
     if component is Component.MLA_DECODE and rule_input.mla_dims in known.mla_heads[1:]:
