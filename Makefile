@@ -100,7 +100,7 @@ test-node: $(STAMP) ## Tests on a real kubelet with real containers; Linux, root
 	$(BIN)/pytest tests/node -m "not extended"
 
 .PHONY: test-node-extended
-test-node-extended: $(STAMP) ## The operator and LeaderWorkerSet are killed at each step of a group over two real kubelets; 20 minutes
+test-node-extended: $(STAMP) ## On real kubelets: operator and controllers are killed at each step, and Pods of other tools are observed; 25 minutes
 	$(BIN)/pytest tests/node -m extended
 
 .PHONY: golden
