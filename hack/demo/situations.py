@@ -86,7 +86,7 @@ def check_no_gpu(histories: dict[str, History]) -> Iterator[str]:
 def check_upgrade(histories: dict[str, History]) -> Iterator[str]:
     seen = histories["mistral"]
     yield from want_conditions(seen, RolledBack="True/RevisionFailed", Ready="False/RolledBack", Available="True/Serving")
-    yield from want_words(seen, "RolledBack", "went back to revision 1", "Raise --gpu-memory-utilization")
+    yield from want_words(seen, "RolledBack", "went back to revision 1", "set --gpu-memory-utilization to 0.9")
 
 
 SITUATIONS = (

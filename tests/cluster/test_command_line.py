@@ -39,7 +39,7 @@ async def test_a_rollback_runs_an_earlier_plan_until_the_spec_changes(served: Cl
     await served.wait_for("VLLMDeployment", "llama", serves("0.20.1"))
     await set_version(served, "0.24.0")
     await served.wait_for("VLLMDeployment", "llama", serves("0.24.0"))
-    assert [(row["revision"], row["state"]) for row in await as_json(served, "history", "llama")] == [(1, "served"), (2, "current")]
+    assert [(row["revision"], row["state"]) for row in await as_json(served, "history", "llama")] == [(1, "served"), (2, "serves")]
 
     status, said = await kubectl_vllm(served, "rollback", "llama", "--dry-run")
     assert (status, "from revision 2 to revision 1" in said, "v0.20.1" in said) == (0, True, True)
@@ -52,7 +52,7 @@ async def test_a_rollback_runs_an_earlier_plan_until_the_spec_changes(served: Cl
     assert await version(served) == "0.20.1"
     await served.wait_for_event("llama", "RolledBack")
     states = [(row["revision"], row["state"]) for row in await as_json(served, "history", "llama")]
-    assert states == [(1, "current"), (2, "rolled back")]
+    assert states == [(1, "serves"), (2, "rolled back")]
     assert "RolledBack" in json.dumps(await as_json(served, "status", "llama"))
 
     status, said = await kubectl_vllm(served, "plan", "llama", "--diff")

@@ -133,7 +133,7 @@ async def test_gpus_of_a_cordoned_node_are_not_free(served: Cluster, gpu_nodes: 
     assert row["free"] == row["total"] == 8
     await served.patch("Node", node, {"spec": {"unschedulable": True}})
     said = " ".join((await kubectl_vllm(served, "gpus"))[1].split())
-    assert f"Unavailable: {node} (it is cordoned). Ask who did it, and why. If it is healthy: kubectl uncordon {node}" in said
+    assert f"Unavailable: {node} (it is cordoned). Ask who did it, and why. If it is healthy: `kubectl uncordon {node}`" in said
 
 
 async def test_the_age_of_what_is_shown_is_told_while_no_operator_works(served: Cluster, operator: OperatorProcess) -> None:

@@ -84,7 +84,7 @@ async def test_the_crash_of_a_follower_is_told_once_and_counted_until_the_group_
     await fail(served, sim)
     told = await served.wait_for("VLLMDeployment", "llama", NO_MODEL, within=60)
     text = condition(told, "Crashed")["message"]
-    assert f"Pod {FOLLOWER} crashed with exit code 1 (HfRepoNotFound). Rank 1 of 2 on node " in text
+    assert f"Pod {FOLLOWER} crashed with exit code 1 (HfRepoNotFound). Rank 1 (of 0 to 1) on node " in text
     assert told["status"]["lastCrash"]["pod"] == FOLLOWER
 
     # the group is created again, and the crash stays in force; an operator that is killed tells the same

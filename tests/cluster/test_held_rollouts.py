@@ -154,7 +154,7 @@ async def test_a_volume_that_cannot_grow_is_told_before_a_download(served: Clust
         await served.create(llama(served.namespace, model={"uri": "hf://Qwen/Qwen3-32B"}))
         told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "ClaimTooSmall"))
         assert "has 30 GiB, and the weights of Qwen/Qwen3-32B take 59.6 GiB." in cache_verdict(told).message
-        assert "Set allowVolumeExpansion in storage class sim-volume. Or scale to 0" in cache_verdict(told).message
+        assert "Set allowVolumeExpansion on StorageClass sim-volume, if its driver can resize." in cache_verdict(told).message
         assert not await served.exists("Deployment", "llama")
     finally:
         await served.request("PATCH", storage_class, body={"allowVolumeExpansion": True}, content_type=merge)

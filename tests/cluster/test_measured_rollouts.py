@@ -117,7 +117,7 @@ async def test_the_fastest_backend_of_a_race_is_rolled_out_although_the_operator
     assert await race(served, operator, rival=1.8, tuning="Measure") == [False, True, False, True]
     await served.wait_for("VLLMDeployment", "llama", lambda found: "Attention FLASHINFER" in found["status"].get("plan", ""), within=60)
     done = await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=60)
-    assert "FLASHINFER is the fastest, so the plan uses it. FLASHINFER: " in done["status"]["race"]
+    assert "FLASHINFER is the fastest backend measured, so the plan uses it (spec.backends.tuning). FLASHINFER: " in done["status"]["race"]
     event = await served.wait_for_event("llama", "Raced")
     assert "FLASHINFER is the fastest" in event["message"]
     status, said = await kubectl_vllm(served, "race", "export")

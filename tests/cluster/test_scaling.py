@@ -34,7 +34,7 @@ async def test_the_real_controller_adds_one_replica_and_waits_until_it_may_serve
     await served.create(llama(served.namespace, cache=SHARED, autoscaling={"maxReplicas": 4}))
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "NotAutoscaled"))
     told = await served.wait_for("VLLMDeployment", "llama", has("Autoscaled", "False", "MetricsAPIMissing"))
-    assert "helm install prometheus-adapter" in condition(told, "Autoscaled")["message"]
+    assert "such as prometheus-adapter" in condition(told, "Autoscaled")["message"]
     assert not await served.exists("HorizontalPodAutoscaler", "llama")
 
     async with serve_metrics(served) as adapter:

@@ -253,7 +253,7 @@ STORIES = {
         14,
         until(10, failing, lambda minute: serving(minute, since=-30)),
         {
-            7: {"VLLMDeploymentRolledBack": [Firing(OBJECT, "The current spec of models/vllm-a failed, and an earlier revision runs.")]},
+            7: {"VLLMDeploymentRolledBack": [Firing(OBJECT, "The requested spec of models/vllm-a failed, and an earlier revision runs.")]},
             13: {},
         },
     ),

@@ -38,7 +38,7 @@ HEALTH_CHECK = DOCS.read_text("utf-8").split("```lua\n")[1].split("```")[0]
 NOT_DIVISIBLE = (
     "vLLM cannot split meta-llama/Llama-3.1-8B over the GPUs of a replica: 32 attention heads cannot be divided by 3. Set "
     "spec.parallelism.tensor to 1, 2, 4 or 8. To let the operator choose, remove spec.parallelism and spec.accelerator.count. To start it "
-    'anyway, set the annotation vllm-operator.dev/allow-unsupported to "true". It may then crash and keep its GPUs.'
+    'anyway, set the annotation vllm-operator.dev/allow-unsupported to "true": it will probably crash and keep its GPUs.'
 )
 NO_GPU = (
     "Each replica needs 8 whole GPUs of architecture sm_100 (Blackwell), and no node has them. The cluster has 3 nodes with 8x NVIDIA H200 "
@@ -48,6 +48,7 @@ FORBIDDEN = (
     'poddisruptionbudgets.policy "vllm-a" is forbidden: User "system:serviceaccount:vllm-operator:vllm-operator" cannot patch resource '
     '"poddisruptionbudgets" in API group "policy" in the namespace "models"'
 )
+ELSEWHERE = "0/2 nodes are available: 1 Insufficient nvidia.com/gpu, 1 node(s) didn't match Pod's node affinity/selector."
 SLICE = "MIG-4cae0ba7-1f2c-5f9b-8b5e-0c6f7d0a9a11"
 MIG = crash_of(engine_failure(f"ValueError: invalid literal for int() with base 10: '{SLICE}'"))
 ECC = crash_of(engine_failure("RuntimeError: CUDA error: uncorrectable ECC error encountered"))
@@ -266,7 +267,7 @@ STORIES: dict[str, tuple[Observation, ...]] = {
     ),
     "rolled-back": rolled_back(),
     "bad-node": (broken_gpu(), broken_gpu(run=1)),
-    "bad-node-is-avoided": (broken_gpu(run=1), broken_gpu(o.unschedulable_pod("vllm-a-x2"), run=1, seconds=60)),
+    "bad-node-is-avoided": (broken_gpu(run=1), broken_gpu(o.unschedulable_pod("vllm-a-x2", ELSEWHERE, seconds=30), run=1, seconds=60)),
     "bad-node-is-the-only-one": (broken_gpu(run=1, other=0),),
     "unschedulable": (observe(o.unschedulable_pod()),),
     "no-such-image": (

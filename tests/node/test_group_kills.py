@@ -90,7 +90,7 @@ async def crash(cluster: Cluster, orders: Orders, kill: Kill) -> None:
     orders.end(FOLLOWER, 137)
     await until_crashed(cluster, "HfRepoNotFound", within=120)
     await kill()
-    await until_crashed(cluster, "HfRepoNotFound", f"Pod {FOLLOWER}", "Rank 1 of 2 on node ", within=120)
+    await until_crashed(cluster, "HfRepoNotFound", f"Pod {FOLLOWER}", "Rank 1 (of 0 to 1) on node ", within=120)
     orders.succeed()
     await until_replaced(cluster, before)  # not the Pods that are there now: they may be those that find the model
     await kill()

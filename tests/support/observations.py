@@ -137,8 +137,12 @@ def crashed_pod(
     )
 
 
-def unschedulable_pod(name: str = "vllm-a-x1", message: str = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.") -> dict[str, Any]:
-    return pod(name, phase="Pending", node="", conditions=[condition("PodScheduled", "False", reason="Unschedulable", message=message)])
+NOT_ENOUGH = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+
+
+def unschedulable_pod(name: str = "vllm-a-x1", message: str = NOT_ENOUGH, seconds: float = -300) -> dict[str, Any]:
+    waits = condition("PodScheduled", "False", seconds, reason="Unschedulable", message=message)
+    return pod(name, phase="Pending", node="", conditions=[waits])
 
 
 def pending_pod(reason: str, message: str = "", name: str = "vllm-a-x1", **more: Any) -> dict[str, Any]:

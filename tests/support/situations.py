@@ -42,7 +42,7 @@ CRASHES = {
         "MigUuidNotInteger",
         (
             "(MigUuidNotInteger). CUDA_VISIBLE_DEVICES contains a MIG UUID, but",
-            "See condition Crashed. Kubernetes keeps restarting it, which alone does not help. It keeps 8 GPUs meanwhile: to free them",
+            "See condition Crashed. Restarts alone do not help. The Pod keeps 8 GPUs meanwhile: to free them",
         ),
     ),
     "a crash stays in force while the next start runs": Situation(

@@ -61,7 +61,7 @@ async def test_the_crash_names_the_node_and_by_default_nothing_else_happens() ->
 async def test_a_node_is_not_avoided_where_no_other_one_has_gpus_for_all_replicas() -> None:
     made = await breaks(until=340, nodes=1)
     assert made.condition("Crashed") == ("True", "GpuHardwareFault")
-    assert "node-0. Pods still use it, because others lack GPUs." in made.message("Crashed")
+    assert "No other nodes have enough GPUs, so without node node-0 nothing starts." in made.message("Crashed")
     assert HOSTNAME not in requirements(made)
 
 

@@ -116,8 +116,8 @@ def test_devices_of_nodes_that_take_no_pods_are_not_free() -> None:
     assert (rows["h200-0"]["used"], rows["h200-0"]["unavailable"]) == (2, ["it is not ready"])
     page = plain(gpus_page(inventory, [], GPUS, width=100))
     assert "NVIDIA H200 141GB (sm_90): 0 of 8 free, 8 unavailable" in page
-    assert "Unavailable: h200-0 (it is not ready). See kubectl describe node h200-0." in page
-    assert "Unavailable: l40s-0 (it is cordoned). Ask who did it, and why. If it is healthy: kubectl uncordon" in page
+    assert "Unavailable: h200-0 (it is not ready). See `kubectl describe node h200-0`." in page
+    assert "Unavailable: l40s-0 (it is cordoned). Ask who did it, and why. If it is healthy:" in page
 
 
 def test_the_users_of_claimed_devices_are_named() -> None:

@@ -122,7 +122,7 @@ async def test_a_pod_that_waits_for_its_predecessor_to_end_says_so_and_advises_n
     await fleet.settle()
     text = bench.message("Ready")
     assert text.startswith(f"Pod {new} waits for a node: ")
-    assert f"It starts when Pod {old} has ended, which still has the GPUs" in text
+    assert f"Nothing to do: it starts when Pod {old} has ended, which still has the GPUs" in text
     assert text.count("12:01:20 UTC at the latest") == 1
     assert "Scale something down" not in text
     bench.cluster.edit(POD, "default", old, {"spec": {"nodeName": "another"}})

@@ -78,19 +78,17 @@ async def test_the_last_revision_that_served_runs_again(fate: str) -> None:
 async def test_the_message_says_from_where_to_where_why_and_what_to_do() -> None:
     made = await fail("rejects its command line")
     assert made.message("RolledBack") == (
-        "Revision 2 failed, so the operator went back to revision 1. All replicas were ready again 1 s after the operator went "
-        "back. The spec differs from revision 1 in engine.version 0.20.1 → 0.24.0. The engine broke. To stay with revision 1, undo the "
-        "change. Any other change is rolled out at once. What to do: mend it. "
-        "To try the same spec again: "
-        "`kubectl annotate vllm llama -n default --overwrite vllm-operator.dev/replan=$(date +%s)`."
+        "Revision 2 failed, so the operator went back to revision 1. The way back took 1 s. The spec "
+        "differs from revision 1 in engine.version 0.20.1 → 0.24.0. The engine broke. To stay with revision 1, undo the change: that "
+        "restarts nothing. Any other change begins a rollout; revision 1 serves until it is ready. For the next try: mend it."
     )
-    assert made.message("Ready") == "Revision 1 serves, because revision 2, the current spec, failed. See condition RolledBack."
+    assert made.message("Ready") == "Revision 1 serves, because revision 2, the requested one, failed. See condition RolledBack."
 
 
 async def test_without_a_spare_gpu_it_says_how_long_both_starts_took() -> None:
     made = await fail("crashes under load", surge=False)
     assert made.serving == [OLD]
-    assert "All replicas were ready again 41 s after the operator went back." in made.message("RolledBack")
+    assert "The way back took 41 s." in made.message("RolledBack")
 
 
 @pytest.mark.parametrize("harm", HARMLESS)

@@ -128,7 +128,7 @@ async def test_hostile_output_leads_to_the_nearest_release_with_a_warning(bench:
 
 async def test_an_image_of_unknown_version_that_cannot_be_read_needs_the_version_as_before(bench: Bench, fleet: Fleet) -> None:
     await fleet.serve(engine={"image": IMAGE})
-    run_job(bench, code=1, message="/ cannot be read as a build of vLLM: it contains no vllm/envs.py with variables")
+    run_job(bench, code=1, message="no vLLM that can be read below /: it contains no vllm/envs.py with variables")
     await fleet.settle()
     assert bench.condition("Ready").reason == "VersionUnknown"
     assert "it contains no vllm/envs.py with variables" in bench.message("ReadingImage")

@@ -112,7 +112,7 @@ def test_a_share_of_the_gpu_that_is_too_small_is_named(asked: str) -> None:
     crash = crash_of(HEALTHY_START + asked + engine_failure("ValueError: No available memory for the cache blocks."))
 
     assert crash.signature == "NoKvCacheMemory"
-    assert "Raise --gpu-memory-utilization from 0.012. If this is the only engine on the GPU, set it to 0.9." in str(crash.remedy)
+    assert "If no other engine uses this GPU, set --gpu-memory-utilization to 0.9 (now 0.012)." in str(crash.remedy)
     assert "1.2 %" in crash.cause
 
 

@@ -25,7 +25,7 @@ async def test_the_fastest_backend_is_rolled_out_although_the_operator_forgets_e
         await course.settle()
     assert course.ran == ["default", "FLASHINFER", "TRITON_ATTN", "default", "FLASHINFER"]
     assert course.backends()["Attention"] == "FLASHINFER"
-    assert "FLASHINFER is the fastest, so the plan uses it. FLASHINFER: 2," in course.event()
+    assert "FLASHINFER is the fastest backend measured, so the plan uses it (spec.backends.tuning). FLASHINFER: 2," in course.event()
     choice = next(choice for choice in course.bench.plan().backends if choice.component == "Attention")
     assert choice.chosen_by == "Rule"
     assert "Measured: 1." in choice.reason

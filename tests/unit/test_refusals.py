@@ -78,7 +78,8 @@ def test_what_vllm_refuses_by_the_models_configuration_is_refused(uri: str, spec
         assert reason == "Unsupported"
         assert [part for part in said if part not in message] == []
         assert message.endswith(
-            'To start it anyway, set the annotation vllm-operator.dev/allow-unsupported to "true". It may then crash and keep its GPUs.'
+            'To start it anyway, set the annotation vllm-operator.dev/allow-unsupported to "true": it will probably crash and keep '
+            "its GPUs."
         )
     assert planned(deployment(uri, annotations=INSIST, **spec), *map(real_node, FLEET)).accepted.reason == "Valid"
 

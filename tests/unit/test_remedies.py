@@ -105,4 +105,5 @@ def test_a_change_follows_from_what_the_remedy_in_words_follows_from(share: str,
     engine = Engine.of(o.resource().spec, o.plan(), VERSIONS)
     changes = exact_changes(engine, SIGNATURES[crash.signature], dict(crash.captures))
     assert [change.value for change in changes] == suggested
-    assert f"Raise --gpu-memory-utilization from {share}" in (crash.remedy or "")
+    assert "--gpu-memory-utilization" in (crash.remedy or "")
+    assert share in (crash.remedy or "")

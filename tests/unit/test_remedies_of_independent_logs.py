@@ -91,7 +91,7 @@ CASES = {
     "spark-triton-load-during-capture-not-permitted": ("cudagraph_mode to PIECEWISE", "systemd"),
     "tpu-qwix-int8-concrete-hbm": ("already quantized", "memory limit of the container"),
     "tpu-util-095-program-does-not-fit": ("now 0.95", "--max-model-len"),
-    "util-015-second-engine-negative-kv-memory": ("6.54 GiB that are missing", "to 0.95"),
+    "util-015-second-engine-negative-kv-memory": ("more than 6.54 GiB divided by", "to 0.95"),
     "weights-visual-not-in-checkpoint-kat-coder": ("--language-model-only", "another export"),
     "abort-during-kv-transfer": ("chatcmpl-51f0", "other side runs"),
     "aiter-gfx1151-arch": ("Unset VLLM_ROCM_USE_AITER", "sampling"),

@@ -431,7 +431,7 @@ SITUATIONS = {
         "Ready",
         "False",
         "RollingOut",
-        ("The rollout is paused. To resume it, run:", "kubectl rollout resume deployment vllm-a -n models."),
+        ("The rollout is paused. To resume it: `kubectl rollout resume deployment vllm-a -n models`.",),
     ),
     "the former Pod still holds the GPU": Situation(
         o.observe({**o.ready_pod(), "metadata": {"name": "vllm-a-x0", "deletionTimestamp": o.stamp(0)}}),
@@ -457,7 +457,7 @@ SITUATIONS = {
         "Stalled",
         "True",
         "InvalidSpec",
-        ("The spec must change. See condition Ready.",),
+        ("Waiting does not help: the spec must change. See condition Ready.",),
     ),
     "a new plan crashes at each start of the Pod that compiles it, while the old one serves": Situation(
         o.observe(

@@ -43,7 +43,7 @@ def test_a_suggestion_is_said_with_where_its_command_is() -> None:
     assert "What to do: Lower --max-model-len to at most 5568. The command is in status.lastCrash.command." in message(written, "Crashed")
     assert message(written, "Ready") == (
         "Pod vllm-a-x1 crashed (MaxModelLenExceedsKvCache). A request of --max-model-len 131072 tokens does not fit in the KV cache. "
-        "See condition Crashed. Kubernetes keeps restarting it, which alone does not help. It keeps 8 GPUs meanwhile: to free them, set "
+        "See condition Crashed. Restarts alone do not help. The Pod keeps 8 GPUs meanwhile: to free them, set "
         "spec.replicas to 0."
     )
     assert told(written) == [("Warning", "MaxModelLenExceedsKvCache")]

@@ -185,7 +185,7 @@ async def test_the_command_goes_back_step_by_step(updated: Bench, fleet: Fleet) 
     rows = history(parsed(updated), revisions(updated), updated.now)
     assert [(row["revision"], row["state"], row["version"]) for row in rows] == [
         (1, "served", OLD),
-        (2, "current", NEW),
+        (2, "served", NEW),
         (3, "rolled back", "0.26.0"),
     ]
     assert "The spec changed" in rows[1]["why"]
@@ -218,7 +218,7 @@ async def test_a_spec_without_a_plan_needs_no_rollback(updated: Bench, fleet: Fl
     with pytest.raises(InputError, match="has no plan that it could be rolled back from"):
         numbers(updated)
     updated.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"spec": {"accelerator": None}})
-    with pytest.raises(InputError, match="has not processed the current spec"):
+    with pytest.raises(InputError, match="has not processed the requested spec"):
         numbers(updated)
 
 

@@ -124,7 +124,7 @@ def test_the_size_of_the_kv_cache_is_known_only_where_the_engine_says_it(tmp_pat
 
 def test_what_is_worse_is_named_with_both_figures() -> None:
     worse, _ = compared(1, {"speed": 0.7, "noise": 0.0})
-    assert any(text.endswith("% worse)") and "tokens per second with 32 clients, before" in text for text in worse), worse
+    assert any(text.endswith("% worse)") and "tokens per second with 32 clients instead of" in text for text in worse), worse
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,7 @@ async def test_without_metrics_there_is_no_autoscaler_and_the_condition_says_how
     await bench.settle()
     assert not bench.cluster.all(AUTOSCALER)
     assert bench.condition("Autoscaled").reason == "MetricsAPIMissing"
-    assert "helm install prometheus-adapter" in bench.message("Autoscaled")
+    assert "such as prometheus-adapter" in bench.message("Autoscaled")
     bench.cluster.documents[METRICS_API] = {"kind": "APIGroup"}
     await bench.settle()
     assert bench.cluster.all(AUTOSCALER)

@@ -101,7 +101,7 @@ def test_what_surely_does_not_fit_is_refused_with_what_would(uri: str, kind: str
     assert reason == "DoesNotFit"
     assert said in message
     assert message.endswith(
-        'To start it anyway, set the annotation vllm-operator.dev/allow-unsupported to "true". It may then crash and keep its GPUs.'
+        'To start it anyway, set the annotation vllm-operator.dev/allow-unsupported to "true": it will probably crash and keep its GPUs.'
     )
 
 

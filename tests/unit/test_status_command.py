@@ -111,7 +111,7 @@ async def test_the_last_renewal_is_the_one_of_the_operators_leases() -> None:
     [
         ("True 04:00", "True 04:00", 1, False, ""),
         ("False 04:50", "True 04:00", 3, False, "SERVING 3 of 4"),
-        ("False 04:50", "True 04:00", 4, False, "SERVING"),
+        ("False 04:50", "True 04:00", 4, False, "SERVING, NOT AS REQUESTED"),
         ("False 04:50", "False 04:58", 0, False, "DOWN since 2026-11-23 04:58:00 UTC (2 min ago)"),
         ("False 04:59", "False 04:00", 0, False, "DOWN since 2026-11-23 04:59:00 UTC (1 min ago)"),
         ("False 04:59", "False 04:59", 0, True, "NOT SERVING YET"),

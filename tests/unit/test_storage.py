@@ -192,8 +192,8 @@ async def test_a_volume_that_is_refused_to_grow_is_told_with_the_way_out(bench: 
     await fleet.change(model=QWEN_32B)
     assert (fleet.deployment() or {})["spec"] == before
     said = bench.cache_verdict().message
-    assert said.startswith(f"{TOO_SMALL} 1 replica serves the previous spec: to stay with it, undo the change. Set allowVolumeExpansion in")
-    assert "To download to a new PVC, which stops serving: scale to 0, delete the PVC, and scale up." in said
+    assert said.startswith(f"{TOO_SMALL} 1 replica serves the previous spec: to stay with it, undo the change. Set allowVolumeExpansion on")
+    assert "A new PVC stops serving and loses the old weights: scale to 0, delete the PVC, scale up." in said
     assert bench.condition("Ready").status == "False"
     assert [event["reason"] for event in bench.cluster.all(EVENT) if "59.6 GiB" in event["message"]] == ["ClaimTooSmall"]
     assert (await bench.settle()).requeue_seconds == REAPPLY_LIMIT_SECONDS, "the class may allow it soon"

@@ -20,7 +20,7 @@ from vllm_operator.api.status import Condition, ConditionStatus
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
 
 READY = "Ready"
-"""Everything that the spec asks for is in effect: all replicas serve the current spec, and so do gateway, autoscaler, NetworkPolicy,
+"""Everything that the spec asks for is in effect: all replicas serve the requested spec, and so do gateway, autoscaler, NetworkPolicy,
 PodDisruptionBudget and published caches, if the spec asks for them."""
 AVAILABLE = "Available"
 """At least one replica serves requests, possibly with the previous spec."""
@@ -35,7 +35,7 @@ READING_IMAGE = "ReadingImage"
 PLAN_DRIFTED = "PlanDrifted"
 """The current plan is not the one that would be made now: with the catalog, the nodes or the preset of today, or without the rollback."""
 ROLLED_BACK = "RolledBack"
-"""The operator gave up the revision of the current spec, and an earlier one runs. The message has the cause and what to do."""
+"""The operator gave up the revision of the requested spec, and an earlier one runs. The message has the cause and what to do."""
 ISOLATED = "Isolated"
 """The NetworkPolicy is in effect. False: other clients may reach the engine. Set while `spec.networkPolicy` asks for one."""
 EXPOSED = "Exposed"
@@ -67,7 +67,7 @@ class Reason:
 
     # Ready
     SERVING = "Serving"
-    """All replicas serve the current spec, and everything else that it asks for is in effect. Also a reason of Available."""
+    """All replicas serve the requested spec, and everything else that it asks for is in effect. Also a reason of Available."""
     SCALED_TO_ZERO = "ScaledToZero"
     """`spec.replicas` is 0. Also a reason of Available."""
     # Ready: no plan
@@ -118,7 +118,7 @@ class Reason:
     REPLICAS_NOT_READY = "ReplicasNotReady"
     """Some replicas are ready, others are not ready yet."""
     MEASURING = "Measuring"
-    """Before the rollout, the new plan and the current one are measured in a helper Pod (`spec.rollout.gate`)."""
+    """Before the rollout, the requested plan and the serving one are measured in a helper Pod (`spec.rollout.gate`)."""
     ROLLING_OUT = "RollingOut"
     """All replicas are ready, but some of them still serve the previous spec."""
     # Ready: blocked
@@ -134,7 +134,7 @@ class Reason:
     """The Pod was ready, and its readiness probe fails now."""
     ROLLOUT_HELD = "RolloutHeld"
     """The rollout has not begun, because it would stop serving Pods and there is no room for the new ones: it begins when there is. Or the
-    new plan was measured, and is worse than the current one (`spec.rollout.gate`)."""
+    new plan was measured, and is worse than the serving one (`spec.rollout.gate`)."""
     FETCH_FAILED = "FetchFailed"
     """The weights cannot be downloaded before the start. What may succeed later is tried again."""
     NO_PROGRESS = "NoProgress"
@@ -195,7 +195,7 @@ class Reason:
     """The current plan stays. A new plan would differ: of the catalog, nodes or preset of today, or for a GPU that is free now."""
     ROLLED_BACK = "RolledBack"
     """An earlier plan runs with its spec, as an annotation requests, until the spec changes or a new plan is requested. Also a reason of
-    Ready and Stalled: the operator gave up the revision of the current spec (condition RolledBack)."""
+    Ready and Stalled: the operator gave up the revision of the requested spec (condition RolledBack)."""
     # RolledBack
     REVISION_FAILED = "RevisionFailed"
     """A revision crashed, hung, or missed its deadline before it had proved itself. The message says which revision runs instead, why, and
@@ -260,9 +260,9 @@ class Reason:
     NOT_REPORTED = "NotReported"
     """No start has reported yet whether it loaded or built artifacts."""
     STARTED = "Started"
-    """All replicas have started and serve the current spec. The rollout is complete."""
+    """All replicas have started and serve the requested spec. The rollout is complete."""
     NOT_PLANNED = "NotPlanned"
-    """The current spec cannot be rolled out without a plan."""
+    """The requested spec cannot be rolled out without a plan."""
 
 
 _REASONS = frozenset(value for name, value in vars(Reason).items() if name.isupper())

@@ -122,8 +122,8 @@ class WorkloadSpec(Model):
     """The load with which plans are measured. What is not set is taken from the profile."""
 
     profile: Literal["Chat", "LongContext", "Batch"] | None = optional(
-        "Chat: prompts of 512 tokens, answers of 128, 1 and 32 clients. LongContext: prompts of 16,000 tokens, answers of 128, 1 and 4 "
-        "clients. Batch: prompts of 1,024 tokens, answers of 256, 64 clients. Default: Chat."
+        "Chat: 512 tokens in and 128 out per request, 1 and 32 clients. LongContext: 16,000 tokens in and 128 out, 1 and 4 "
+        "clients. Batch: 1,024 tokens in and 256 out, 64 clients. Default: Chat."
     )
     input_tokens: int | None = optional("Tokens of each prompt.", ge=1, le=1_000_000)
     output_tokens: int | None = optional("Tokens of each answer.", ge=2, le=32_768)
@@ -151,7 +151,7 @@ class RolloutSpec(Model):
         "when there are enough; the current Pods serve until then. Proceed: it begins, and the new Pods wait for GPUs. Default: Hold."
     )
     gate: Literal["None", "Measure"] | None = optional(
-        "Measure: before a rollout, the new plan and the current one run in turns in a helper Pod, under the same load. The rollout "
+        "Measure: before a rollout, the requested plan and the serving one run in turns in a helper Pod, under the same load. The rollout "
         "begins if the new plan is not worse, or if no GPU is free for the comparison; otherwise it is held. Default: None."
     )
     workload: WorkloadSpec | None = optional("The load for `gate: Measure` and `backends.tuning: Measure`.")

@@ -93,7 +93,7 @@ class CacheStatus(Model):
 
     key: str | None = optional("Cache key, the name of the directory on the volume.", max_length=63)
     state: CacheState | None = optional(
-        "State of the caches: Compiling, Filled (a Pod has served with them), Warm (the log of a start has shown it) or Quarantined. "
+        "State of the caches: Compiling, Filled (a Pod was ready with them), Warm (the log of a start has shown it) or Quarantined. "
         "Absent if they are cold."
     )
     reason: str | None = optional(

@@ -82,7 +82,7 @@ def load_of(workload: WorkloadSpec | None) -> dict[str, Any]:
 def in_words(load: Mapping[str, Any]) -> str:
     """Return a load in words. Records with another load do not count."""
     clients = " and ".join(map(str, load["concurrency"]))
-    return f"prompts of {load['input_tokens']} tokens, answers of {load['output_tokens']}, {clients} clients, {load['seconds']} s each"
+    return f"{load['input_tokens']} tokens in and {load['output_tokens']} out, {load['seconds']} s each with {clients} clients"
 
 
 def read_run(pod: Mapping[str, Any], *, is_new: bool) -> Measurement | RunEnd | None:

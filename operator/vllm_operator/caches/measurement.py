@@ -85,7 +85,7 @@ class Figure:
     def text(self) -> str:
         """The figure of the new plan and of the current one, in words."""
         change = "the same" if round(self.loss, 2) == 0 else f"{abs(self.loss):.0%} {'worse' if self.loss > 0 else 'better'}"
-        return f"{_number(self.after)} {self.name}, before {_number(self.before)} ({change})"
+        return f"{_number(self.after)} {self.name} instead of {_number(self.before)} ({change})"
 
     @property
     def is_certain(self) -> bool:

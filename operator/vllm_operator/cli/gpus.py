@@ -54,9 +54,9 @@ async def _read(client: ClusterClient) -> tuple[Inventory, Pods | None, GPUs, Cl
 HEADER = ("NODE", "GPU", "SLICE", "MEMORY", "TOTAL", "USED", "FREE", "USED BY")
 NAMES_SHOWN = 4
 _NO_PODS = "You have no permission to list the Pods of all namespaces, so it is unknown which devices are free."
-_CLAIMS = "You have no permission to list the ResourceClaims of all namespaces, so it is unknown which devices for them are free."
+_CLAIMS = "You have no permission to list the ResourceClaims of all namespaces, so it is unknown how many of those marked ? are free."
 _NONE = "Kubernetes knows of no NVIDIA GPU in the cluster. Install the NVIDIA GPU Operator, or its device plugin and GPU Feature Discovery."
-_WAYS = {"it is cordoned": "Ask who did it, and why. If it is healthy: kubectl uncordon", "it is not ready": "See kubectl describe node"}
+_WAYS = {"it is cordoned": "Ask who did it, and why. If it is healthy: `kubectl uncordon", "it is not ready": "See `kubectl describe node"}
 """Why a node is unavailable, with what to do, before its name."""
 
 
@@ -74,7 +74,7 @@ def gpus_page(
     notes = [_NO_PODS] if pods is None else []
     notes += [_CLAIMS] if pods is not None and claimed is None and any(pool.claims for pool in inventory.pools) else []
     for pool in (pool for pool in inventory.pools if pool.problems):
-        way = next((f" {way} {pool.nodes[0]}." for problem, way in _WAYS.items() if problem in pool.problems), "")
+        way = next((f" {way} {pool.nodes[0]}`." for problem, way in _WAYS.items() if problem in pool.problems), "")
         notes.append(f"Unavailable: {few(pool.nodes, shown)} ({' and '.join(pool.problems)}).{way}")
     for user, asked in waiting_of(pods or ()).items():
         needed = ", ".join(f"{amount} {resource}" for resource, amount in sum(asked, Counter[str]()).items())
@@ -109,7 +109,7 @@ def rows_of(inventory: Inventory, pods: Pods | None, gpus: GPUs, claimed: Claime
         rows.append(
             {
                 "node": node,
-                "gpu": gpus.title(pool.product, pool.architecture) + (", shared between Pods" if pool.shared else ""),
+                "gpu": gpus.title(pool.product, pool.architecture) + (", shares of a GPU" if pool.shared else ""),
                 "migProfile": pool.mig_profile,
                 "memoryMebibytes": pool.memory_mebibytes,
                 "resource": pool.resource,

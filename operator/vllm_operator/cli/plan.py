@@ -239,7 +239,7 @@ def causes(before: Plan, made: Plan) -> Iterator[str]:
     if made.spec_digest != before.spec_digest:
         yield f"The spec changed (generation {before.observed_generation} to {made.observed_generation})."
     if won := [it.backend for it in made.backends if it not in before.backends and (it.source or "").startswith("race-")]:
-        yield f"A race of backends was won by {', '.join(won)}."
+        yield f"Measured as the fastest backend (spec.backends.tuning): {', '.join(won)}."
     if made.catalog_version != before.catalog_version:
         yield f"Made with catalog {made.catalog_version}, before {before.catalog_version}."
     parts, parts_before = ({part.name: part.value for part in each.cache_key_parts} for each in (made, before))

@@ -46,16 +46,15 @@ def history(resource: VLLMDeployment, revisions: Sequence[Manifest], now: dateti
     """Return the revisions of an object, oldest first, in the order of the columns of the table."""
     running, rollbacks = resource.status.revision or "", [it.names for it in rollbacks_to_try(resource)]
     back, crash = resource.status.rollback, resource.status.last_crash
-    served = [text(it, "metadata", "name") for it in revisions if is_recorded(it, SERVED_ANNOTATION)]
-    serves = last_served(revisions) if resource.status.ready_replicas and running not in served else None
+    current = next((it for it in revisions if text(it, "metadata", "name") == running and is_recorded(it, SERVED_ANNOTATION)), None)
+    serves = (current or last_served(revisions)) if resource.status.ready_replicas else None
     rows, before = list[dict[str, Any]](), None
     for revision in revisions:
         name = text(revision, "metadata", "name")
         row = {"revision": number_of(revision), "age": age(moment(revision, "metadata", "creationTimestamp"), now)}
         reached = next((said for record, said in _RECORDS.items() if is_recorded(revision, record)), "")
-        of_spec = {"served": "current", "": "not served yet"}.get(reached, reached)
-        rest = "rolled back" if (running, name) in rollbacks else "serves" if revision is serves else reached
-        row["state"] = of_spec if name == running else rest
+        state = "serves" if revision is serves and reached == "served" else reached or ("not served yet" if name == running else "")
+        row["state"] = "rolled back" if (running, name) in rollbacks else state
         try:
             made = read_revision(resource, revision)
             failed = f"It failed: {crash.signature}." if back and back.failed == name and crash else ""
@@ -82,15 +81,14 @@ def find_rollback(resource: VLLMDeployment, revisions: Sequence[Manifest], numbe
 
     `revisions` are those of the object, oldest first. Raises InputError if there is no such revision, or nothing to go back from.
     """
-    name, status, ready = resource.metadata.name, resource.status, find_condition(resource.status.conditions, READY)
+    name, running, ready = resource.metadata.name, resource.status.revision or "", find_condition(resource.status.conditions, READY)
     by_name = {text(each, "metadata", "name"): each for each in revisions}
-    running = status.revision or ""
-    if status.observed_generation != resource.metadata.generation or ready is None:
+    if resource.status.observed_generation != resource.metadata.generation or ready is None:
         raise InputError(
-            f"the operator has not processed the current spec of {name} yet. Try again, or check that it runs: kubectl vllm check"
+            f"the operator has not processed the requested spec of {name} yet. Try again, or check that it runs: kubectl vllm check"
         )
     if ready.reason in REFUSALS or running not in by_name:
-        raise InputError(f"the current spec of {name} has no plan that it could be rolled back from. {ready.message}")
+        raise InputError(f"the requested spec of {name} has no plan that it could be rolled back from. {ready.message}")
     current, rollbacks = by_name[running], (it.names for it in rollbacks_to_try(resource))
     replaced = next((by_name[left] for to, left in rollbacks if to == running and left in by_name), current)
     if number is not None:
@@ -102,7 +100,7 @@ def find_rollback(resource: VLLMDeployment, revisions: Sequence[Manifest], numbe
         known = ", ".join(str(number_of(each)) for each in revisions)
         raise InputError(f"{name} has no {wanted}. {way}It has {known}, and {number_of(current)} is the current one")
     if target in (current, replaced):
-        way = "is the current one" if target is current else f"is the one for the current spec. To return to it: {_end_command(resource)}"
+        way = "is the current one" if target is current else f"is the one for the requested spec. To return to it: {_end_command(resource)}"
         raise InputError(f"revision {number_of(target)} {way}")
     if not read_planned_spec(target):
         raise InputError(f"revision {number_of(target)} does not contain its spec")

@@ -101,6 +101,7 @@ def notice_of_absence(renewed: datetime | None, now: datetime, *, width: int) ->
 
 EVENTS_SHOWN, _GIB = 5, 2**30
 _LABEL = 12
+_COMMANDS = {"remediation": "Command", "lastCrash": "Command", "rollback": "Next try"}
 _COMMAND_IN_STATUS = re.compile(r" The command is in status\.\w+\.command\.")
 _ESTIMATE = re.compile(r", about [^,.]{1,40} left(?: in this step)?(?=\.$)")
 """The remaining time as of the status. The bar shows the current one."""
@@ -114,7 +115,7 @@ _SEE_CRASHED = " See condition Crashed. "
 _CACHES = {
     "Cold": "the next start compiles everything",
     "Compiling": "a Pod compiles kernels",
-    "Filled": "a Pod has served with them, so the next start should load the compiled kernels",
+    "Filled": "a Pod was ready with them, so the next start should load the compiled kernels",
     "Warm": "the next start loads compiled kernels",
     "Quarantined": "they are damaged, so the next start compiles again",
 }
@@ -163,8 +164,7 @@ class _StatusPage:
         others = f", {count(existing, 'Pod')} in total" if existing is not None and existing != wanted else ""
         self._add("Replicas", f"{ready} of {wanted} ready{others}")
         self._add_caches()
-        if race := text(self.status, "race"):
-            self._add("Race", race)
+        self._add("Race", text(self.status, "race"))
         if not is_crashed and (signature := text(self.last, "signature")):
             cause = text(self.last, "cause")
             self._add("Last crash", f"{signature}{self._since_crash()}. {cause if cause not in state else ''}".rstrip(), Style.DIM)
@@ -197,9 +197,9 @@ class _StatusPage:
         return _COMMAND_IN_STATUS.sub("", (self._message(see[1]) if see else "") or said)
 
     def _add_command(self) -> None:
-        if command := next(filter(None, (text(self.status, where, "command") for where in ("remediation", "lastCrash", "rollback"))), ""):
-            # on one line, so that it can be copied
-            self.lines.append(line(Span(f"{'Command':<{_LABEL}}", Style.BOLD), Span(command, Style.GREEN)))
+        commands = {text(self.status, where, "command"): label for where, label in _COMMANDS.items()}
+        for command in [*filter(None, commands)][:1]:  # on one line, so that it can be copied
+            self.lines.append(line(Span(f"{commands[command]:<{_LABEL}}", Style.BOLD), Span(command, Style.GREEN)))
 
     def _add_start(self) -> None:
         startup = mapping(self.status, "startup")
@@ -227,14 +227,15 @@ class _StatusPage:
         said = (f"{name}{self._since_crash()}.", f"{what}." if why else "", self._message(READY).partition(_SEE_CRASHED)[2])
         self._add("Crash", " ".join(filter(None, said)), Style.RED)
         self._add("Cause", text(self.last, "cause") or why or cause)
-        self._add("What to do", text(self.last, "remedy") if "…" in remedy else remedy or text(self.last, "remedy"), Style.BOLD)
+        known = text(self.last, "remedy")
+        self._add("What to do", remedy.replace("See status.lastCrash.remedy.", known) or known, Style.BOLD)
         self._add_command()
         self._add_link(CRASHED)
         self._add("Log", clean(text(self.last, "excerpt")), Style.DIM)
 
     def _add_gpu(self) -> None:
         gpu, *parts = _PARTS.split((text(self.status, "plan") or self._message(PLAN_DRIFTED)).removeprefix("Planned for "))
-        self._add("New plan" if "previous spec" in self._said(AVAILABLE) else "GPU", gpu)
+        self._add("Requested" if "previous spec" in self._said(AVAILABLE) else "GPU", gpu)
         for part in (*parts, text(self.status, "engine", "memory")):
             self._add("", part, Style.DIM)
 
@@ -243,9 +244,9 @@ class _StatusPage:
         if not cache:
             return
         claim, times = reported_cache_claim(self.resource), {kind: integer(cache, f"{kind}StartSeconds") for kind in ("cold", "warm")}
-        starts = [f"last {kind} start {duration(seconds)}" for kind, seconds in times.items() if seconds is not None]
+        starts = [f"the last {kind} start took {duration(seconds)}" for kind, seconds in times.items() if seconds is not None]
         # the status has no state while the caches are cold or without a PVC
-        state = text(cache, "state") or ("Cold" if claim else "")
+        state = text(cache, "state") or ("Cold" if claim else "On no PVC")
         means = f": {_CACHES[state]}" if state in _CACHES and not text(cache, "message") else ""
         facts = "; ".join(filter(None, (f"{state}{means}", f"PVC {claim}" if claim else "", *starts)))
         self._add("Caches", " ".join(filter(None, (f"{facts}." if facts else "", text(cache, "message")))))
@@ -292,7 +293,7 @@ def service_of(resource: Manifest, now: datetime) -> str:
     if is_ready == "True" or is_available not in ("True", "False") or not wanted:
         return ""
     if is_available == "True":
-        return f"SERVING {ready} of {wanted}" if ready < wanted else "SERVING"
+        return f"SERVING {ready} of {wanted}" if ready < wanted else "SERVING, NOT AS REQUESTED"
     if not text(status, "url"):  # set when the first replica serves
         reason, style = state_of(resource)
         needs_change = (

@@ -4,6 +4,7 @@ A screen is lines, a line is spans with styles. `plain` is the text without styl
 Without the package, terminals get plain text too. rich follows `NO_COLOR`.
 """
 
+import re
 import sys
 import textwrap
 from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -88,7 +89,9 @@ def age(since: datetime | None, now: datetime) -> str:
 def wrap(text: str, indent: str, *, first: str | None = None, width: int = WIDTH) -> list[str]:
     """Wrap a text. The first line begins with `first` instead of the indent, if given; otherwise further lines are indented more."""
     first, further = (indent, f"{indent}  ") if first is None else (first, indent)
-    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=further, break_on_hyphens=False, break_long_words=False)
+    text = re.sub("`[^`]+`", lambda found: found[0].replace(" ", "\0"), text)  # on one line, so that it can be copied
+    rows = textwrap.fill(text, width, initial_indent=first, subsequent_indent=further, break_on_hyphens=False, break_long_words=False)
+    return rows.replace("\0", " ").splitlines()
 
 
 def section(title: str, entries: Iterable[str]) -> list[str]:

@@ -32,7 +32,7 @@ _PULLING = re.compile(
 _FILTERS = {
     "duration": wording.duration,
     "clock": wording.clock,
-    "time": lambda when: when.astimezone(UTC).strftime("%H:%M:%S UTC"),
+    "time": lambda when, later=0: (when.astimezone(UTC) + timedelta(seconds=later)).strftime("%H:%M:%S UTC"),
     "minute": lambda when: (when.astimezone(UTC) + timedelta(seconds=30)).strftime("%H:%M UTC"),
     "count": wording.count,
     "quote": lambda text, limit=200: clean(text, limit),

@@ -88,9 +88,7 @@ def _state_text(observed: Observation, view: PodFacts, startup: StartupStatus | 
         facts: dict[str, Any] = {"since": check.since, "limit_seconds": check.limit, "done": done}
         return observed.messages.fit("pod.Stalled", shrink=("text",), pod=view, text=describe(observed, view, briefly=True), **facts)
     text = describe(observed, view, startup)
-    facts = _unschedulable(observed, view) if view.phase is Phase.UNSCHEDULABLE else {}
-    if view.phase is Phase.HUNG:
-        facts = {"on_hang": observed.plan.on_hang if observed.plan is not None else None}
+    facts = _unschedulable(observed, view) if view.phase is Phase.UNSCHEDULABLE else {"on_hang": observed.plan and observed.plan.on_hang}
     return observed.messages.say(f"pod.{view.phase}", pod=view, text=text, **facts)
 
 

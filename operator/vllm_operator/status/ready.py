@@ -13,6 +13,7 @@ from vllm_operator.api.conditions import FALSE, TRUE, Reason, Verdict
 from vllm_operator.api.status import AvoidedNode, CrashStatus, RemediationStatus, RollbackStatus
 from vllm_operator.pods.view import Phase
 from vllm_operator.rendering.exposure import render_disruption_budget, render_exposure
+from vllm_operator.rendering.revision import applied_revision, find_revision, number_of
 from vllm_operator.status.bad_nodes import describe_node
 from vllm_operator.status.claims import CLAIM_PROBLEMS
 from vllm_operator.status.crashes import Crashes, is_caused_by_node, reason_of
@@ -58,8 +59,7 @@ def ready(
     if rollback is not None and rollback.revision is None and verdict.status is FALSE:
         verdict = Verdict(FALSE, verdict.reason, f"{verdict.message} {describe_failed(observed, rollback)}")
     if avoided and verdict.reason == Reason.UNSCHEDULABLE:
-        text = observed.messages.say("ready.avoided", nodes=avoided)
-        verdict = Verdict(verdict.status, verdict.reason, f"{verdict.message} {text}")
+        verdict = Verdict(verdict.status, verdict.reason, verdict.message + " " + observed.messages.say("ready.avoided", nodes=avoided))
     if not pods or not verdict.message:
         return verdict
     numbers = [pod.requests for pod in pods if pod.requests is not None]
@@ -110,7 +110,8 @@ def available(observed: Observation) -> Verdict:
         reason = Reason.NOT_SERVING if observed.wanted else Reason.SCALED_TO_ZERO
         return Verdict(FALSE, reason, say("available.none", wanted=observed.wanted))
     is_previous = observed.outcome.plan is None or observed.activity.held or observed.activity.rollout is not None
-    facts = {"wanted": observed.wanted, "serving": observed.serving, "is_previous": is_previous}
+    applied = find_revision(observed.revisions, applied_revision(observed.deployment)) if is_previous else None
+    facts = {"wanted": observed.wanted, "serving": observed.serving, "is_previous": is_previous, "revision": number_of(applied or {})}
     address = f"{url}/v1" if url else ""
     return Verdict(TRUE, Reason.SERVING, say("available.serving", model=model.public_name, address=address, **facts))
 
@@ -236,13 +237,14 @@ def _crash_text(
 def _fit_crash(observed: Observation, facts: dict[str, Any]) -> str:
     # the remedy is more important than where flags belong, and than what is also in status.lastCrash: the command, the whole cause
     cause, without_command = facts["cause"], {"suggested": ""}
-    for least_of_cause, changed in ((len(cause), {"names_fields": True}), (len(cause), {}), (min(100, len(cause)), without_command)):
+    for least_of_cause, changed in ((len(cause), {"names_fields": True}), (len(cause), {}), (min(35, len(cause)), without_command)):
         text = observed.messages.say("crash.one", limit=8 * wording.MESSAGE_LIMIT, **facts | changed)
         room = len(cause) + wording.MESSAGE_LIMIT - len(text)
         if room >= least_of_cause:
             cause = wording.whole_sentences(cause, room, at_least=30)
             return observed.messages.say("crash.one", **facts | changed | {"cause": cause})
-    return observed.messages.fit("crash.one", shrink=("cause", "remedy", "done"), **facts | without_command)
+    facts |= {"remedy": facts["remedy"] and "See status.lastCrash.remedy", **without_command}  # never cut in its middle
+    return observed.messages.fit("crash.one", shrink=("cause", "done"), **facts)
 
 
 def _done(observed: Observation, decided: RemediationStatus, crash: CrashStatus) -> str:

@@ -72,8 +72,7 @@ def exact_changes(
 ) -> tuple[RemedyChange, ...]:
     """Return the changes of a signature's remedy that are exact for this engine and have an effect."""
     chosen = (*signature.arguments, *signature.environment) if only is None else tuple(only)
-    known = {"devices": ",".join(map(str, range(engine.plan.count))), **captures}
-    found = (_exact(engine, change, change in signature.arguments, known) for change in chosen)
+    found = (_exact(engine, change, change in signature.arguments, captures) for change in chosen)
     return tuple(change for change in found if change is not None)
 
 

@@ -20,7 +20,7 @@ operator is applying a remedy or repairing a cache.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -54,6 +54,7 @@ class Failure:
     why: str
     remedy: str | None = None
     command: str | None = None
+    may_pass: bool = True  # another start may succeed
 
 
 def decide_rollback(
@@ -101,7 +102,8 @@ def _failures(observed: Observation, revision: Manifest, crashes: Crashes, remed
         if runs > MAX_RESTARTS or _is_final(observed, revision, finding):
             crash = finding.status
             command = remediation.command if remediation is not None and remediation.pod == crash.pod else None
-            yield Failure(crash.cause or "", crash.remedy, command)
+            signature = observed.knowledge.signatures.get(crash.signature)
+            yield Failure(crash.cause or "", crash.remedy, command, signature is None or not is_permanent(signature))
     for view in observed.pod_facts:
         if _is_of(revision, view) and not _has_proved_itself(observed, revision, None) and _is_stuck(observed, view):
             yield Failure(pod_text(observed, view))
@@ -173,8 +175,7 @@ def rolled_back(observed: Observation, rollback: RollbackStatus | None, failure:
     if failure is None and before is not None:
         text = without_link(before.message)
     else:
-        why, remedy = (failure.why, failure.remedy or "") if failure is not None else ("", "")
-        text = messages.fit("rollback.done", shrink=("why", "remedy"), limit=650, why=why, remedy=remedy, **facts)
+        text = messages.fit("rollback.done", shrink=("why", "remedy"), limit=650, **facts, **asdict(failure or Failure("")))
     for name in ("rollback.changes", "rollback.back"):
         more = messages.say(name, changes=observed.resource.rolled_back_changes, **facts)
         text = text if more in text else text.replace(". ", f". {more} ", 1)

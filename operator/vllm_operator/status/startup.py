@@ -62,9 +62,8 @@ def describe(observed: Observation, view: PodFacts, startup: StartupStatus | Non
         words = observed.messages.say("startup.counted", limit=200, what=what, completed=completed, total=counted.total, eta=eta)
     if briefly or (counted is not None and not state.silent_stage_inferred):
         return words
-    name = "startup.silent" if state.silent_stage_inferred else "startup.uncounted"
-    since = state.last_line_at if state.silent_stage_inferred else state.stage_since
-    return observed.messages.say(name, limit=400, what=words, since=since, usual=estimate_stage(observed, view.stage, state))
+    name, since = ("startup.silent", state.last_line_at) if state.silent_stage_inferred else ("startup.uncounted", state.stage_since)
+    return observed.messages.say(name, limit=400, what=words, since=since, usual=estimate_stage(observed, view.stage, state), pod=view)
 
 
 def silence_begins(observed: Observation, view: PodFacts) -> datetime | None:

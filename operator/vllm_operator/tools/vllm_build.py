@@ -248,7 +248,7 @@ def run(path: str) -> int:
         if len(written) > TABLE_LIMIT:
             raise ValueError(f"its table is larger than {TABLE_LIMIT} bytes")
     except (ValueError, OSError, MemoryError) as error:
-        print(f"{path} cannot be read as a build of vLLM: {error or type(error).__name__}", file=sys.stderr)
+        print(f"no vLLM that can be read below {path}: {error or type(error).__name__}", file=sys.stderr)
         return 1
     print(MARK + base64.b64encode(zlib.compress(written, 9)).decode())
     return 0

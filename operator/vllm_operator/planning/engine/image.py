@@ -23,7 +23,7 @@ from vllm_operator.catalog.versions import Versions, VersionTable, load_engine_f
 from vllm_operator.inventory.pools import Pool
 from vllm_operator.text.wording import listed
 
-ALLOW_ANYWAY = f'To start it anyway, set the annotation {ALLOW_UNSUPPORTED_ANNOTATION} to "true". It may then crash and keep its GPUs.'
+ALLOW_ANYWAY = f'To start it anyway, set the annotation {ALLOW_UNSUPPORTED_ANNOTATION} to "true": it will probably crash and keep its GPUs.'
 DEFAULT_REPOSITORY = "vllm/vllm-openai"
 NVLLM_IMAGE = "ghcr.io/navi-ai-lab/nvllm:latest"
 FIRST_CALENDAR_YEAR = 20
@@ -92,7 +92,7 @@ def resolve_version(engine: EngineSpec | None, versions: Versions) -> ResolvedVe
     if version is None:
         is_nvllm, image = distribution is Distribution.NVLLM, engine.image or NVLLM_IMAGE
         why = say("version.nvllm-tag") if is_nvllm else f"the tag of image {image} is not a vLLM release"
-        return Verdict(FALSE, Reason.VERSION_UNKNOWN, say("version.unknown", why=why, newest=newest))
+        return Verdict(FALSE, Reason.VERSION_UNKNOWN, say("version.unknown", why=why, image=image))
     image = engine.image or (NVLLM_IMAGE if distribution is Distribution.NVLLM else f"{DEFAULT_REPOSITORY}:v{version}")
     resolution = versions.resolve(version)
     found += [Note(Severity.INFO if resolution.table else Severity.RISK, resolution.note)] if resolution.note else []
