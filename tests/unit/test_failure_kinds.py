@@ -293,6 +293,26 @@ CASES: dict[str, tuple[list[str], str]] = {
     "EncoderGraphFailed": ([WORKER, "vllm/v1/worker/encoder_cudagraph.py"], "RuntimeError: the sizes of buffer and input differ"),
     "OutputTypeOfFp8": (["vllm/v1/attention/backends/flash_attn.py"], "RuntimeError: For FP8 input, output must have dtype BF16"),
     "TurboQuantTypeLost": (["vllm/v1/attention/backends/turboquant_attn.py"], "ValueError: Unknown TurboQuant cache dtype: 'auto'"),
+    "TurboQuantRefused": (["vllm/engine/arg_utils.py"], "NotImplementedError: TurboQuant KV cache is not supported for hybrid models."),
+    "NixlPluginsMissing": (["nixl_cu12/_api.py"], "RuntimeError: No plugins available for NIXL, cannot start transfers!"),
+    "FlashInferWorkspaceTooSmall": (
+        ["vllm/v1/attention/backends/flashinfer.py"],
+        "RuntimeError: Buffer overflow when allocating memory for batch_prefill_tmp_v with size 536346624 and alignment 16, but only"
+        " 413138944 bytes available in AlignedAllocator. Increase the workspace buffer size.",
+    ),
+    "MambaStatesMisplaced": (
+        ["vllm/model_executor/layers/mamba/mamba_mixer2.py"],
+        "RuntimeError: shape mismatch: value tensor of shape [0, 24] cannot be broadcast to indexing result of shape [4, 24]",
+    ),
+    "OperatorRegisteredTwice": (
+        ["acme/odd.py", "vllm/utils/torch_utils.py"],
+        "RuntimeError: Tried to register an operator (vllm::odd(Tensor x) -> ()) with the same name and overload name multiple times.",
+    ),
+    "OutputPlaceholdersMiscounted": (
+        ["vllm/v1/core/sched/async_scheduler.py"],
+        "AssertionError: assert request.num_output_placeholders >= 0",
+    ),
+    "ModelRunnersDiffer": ([WORKER], "AssertionError: assert new_req_data.prefill_token_ids is not None"),
     "FlashInferApiMissing": (
         ["vllm/models/deepseek_v4/nvidia/flashinfer_sparse.py"],
         "RuntimeError: it requires FlashInfer's sparse MLA API",

@@ -49,9 +49,6 @@ TOLD_OTHERWISE = {
     "uv-sync-segfault.log": Verdict.PARTLY,  # a notice names the replaced packages, not the command
     "bad-marshal-pyc.log": Verdict.PARTLY,  # the headline says bytecode cache in plain words
     "tool-calls-500-fsm.log": Verdict.UNKNOWN,  # requests failed, which a notice says: the engine goes on
-    "ray-worker-bare-assertion.log": Verdict.PARTLY,  # a kind that says no more than the part of the engine
-    "qwen36-35b-nvfp4-5090-profile-run.log": Verdict.PARTLY,  # only the frames name the kernel
-    "nvfp4-mtp-crash-under-traffic.log": Verdict.PARTLY,  # the line of the kernel is shown, not the dump
     "spark-cold-start-negative-cache.log": Verdict.PARTLY,  # the headline says it in other words
     "custom-allreduce-no-p2p-hang.log": Verdict.UNKNOWN,  # a slow start ends in the same way, and a notice says that it may hang
 }

@@ -29,7 +29,7 @@ LATER = "(APIServer pid=1) INFO 11-03 11:22:00 [loggers.py:248] Engine 000: Avg 
         (
             ("Failed to store a widget",),
             "Unknown",
-            "After the start the engine logged an error, which did not end it. Failed to store a widget",
+            "The engine still runs, but has logged an error. Failed to store a widget",
         ),
     ],
 )

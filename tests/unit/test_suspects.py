@@ -104,7 +104,7 @@ def test_an_error_while_graphs_are_captured_is_tried_with_fewer_graphs_first() -
     files = ["vllm/v1/worker/gpu/model_runner.py", "vllm/v1/attention/backends/odd.py"]
     crash = crash_of(files, "AssertionError: odd rows", stage="CUDAGraphCapture")
     assert (crash.remedy or "").startswith("Set cudagraph_mode to PIECEWISE in --compilation-config. If that fails, use --enforce-eager,")
-    assert "VLLM_USE_V2_MODEL_RUNNER=0, the other model runner" in (crash.remedy or "")
+    assert "VLLM_USE_V2_MODEL_RUNNER=0, which selects the other model runner" in (crash.remedy or "")
     eager = crash_of(files, "AssertionError: odd rows", stage="CUDAGraphCapture", given=", 'enforce_eager': True")
     assert "cudagraph_mode" not in (eager.remedy or "")
 

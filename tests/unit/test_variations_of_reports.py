@@ -1083,7 +1083,7 @@ CASES = {
     "a setting of offloading": (
         lost("ValueError: block_size must be a multiple of 16", f"{OFFLOADING}:__init__"),
         "KvSettingRefused",
-        "Correct what the message names",
+        "Correct what the message is about",
         "lost track",
     ),
     "a kernel of DeepGEMM for experts that the image lacks": (
@@ -1730,7 +1730,7 @@ CASES = {
         + failed("ValueError: Unsupported connector type: AIBrixPDReuseConnector", "vllm/distributed/kv_transfer/kv_connector/factory.py"),
         "KvTransferConfigInvalid",
         "to serve with one engine that prefills and decodes",
-        "Correct what the message names",
+        "Correct what the message is about",
     ),
     "offloading beside another connector": (
         given(f"'kv_transfer_config': KVTransferConfig({MULTI})") + lost("AssertionError", f"{OFFLOADING}:_build_store_jobs"),
@@ -1875,7 +1875,7 @@ CASES = {
         given("'async_scheduling': False")
         + lost("AttributeError: odd", f"{RUNNER}:execute_model", "vllm/compilation/cuda_graph.py:__getattr__"),
         "ModelRunnerFailed",
-        "Start once with --enforce-eager. Otherwise use a newer vLLM.",
+        "use a newer vLLM. Until then, or if that does not help: Start once with --enforce-eager.",
         "optional",
     ),
     "a halted TPU with a kernel that is off by default": (

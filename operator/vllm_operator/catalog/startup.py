@@ -28,8 +28,8 @@ ECHO_PRIORITY = 20
 TEXT_LIMIT, LIST_LIMIT = 600, 16
 """Maximum characters of a text, and maximum length of a list, except of those that only ship with the operator."""
 
-_SHOWN = ("cast", "uncompiled", "counted", "wsl", "paging", "pages", "tritons", "quantized", "customized")
-_AROUND = ("proposing", "reserved", "jitted", "invariant", "profiled", "unfused", *_SHOWN)
+_SHOWN = ("cast", "uncompiled", "counted", "wsl", "paging", "pages", "tritons", "quantized", "customized", "unified")
+_AROUND = ("proposing", "placeholders", "filled", "reserved", "jitted", "invariant", "profiled", "unfused", *_SHOWN)
 _CIRCUMSTANCES = ("device", "platform", "version", "eager", "nccl", "cached", "runner", "offloader", "architecture", *_AROUND)
 _FOUND = ("plugin", "aligned", "advised", "candidates", "drafter", "launched", "unset", "recreated", "usersite", "assigned", "linked")
 _LOGGED = (*_FOUND, "gemm", "given", "survived", "fusions", "qwix", "built", "fixed", "aborted", "devices", "pool", "unlinked", "switch")

@@ -18,7 +18,7 @@ from vllm_operator.catalog.startup import StartupKnowledge, load_startup
 from vllm_operator.cli.inputs import InputError, name_of_file, print_as, read_input, read_text
 from vllm_operator.cli.pasted_logs import read_logs, severity
 from vllm_operator.cli.terminal import paragraph
-from vllm_operator.logs.crash import KV_TRANSFERS, STALL, STILL, TOLD_TO_STOP
+from vllm_operator.logs.crash import KV_TRANSFERS, STALL, STILL, TERMINATED, TOLD_TO_STOP
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.ranks import GroupDiagnosis, GroupState, Rank, diagnose_ranks
 from vllm_operator.logs.state import Crash, Progress, Stage, StartupState
@@ -285,7 +285,8 @@ def headline(state: StartupState, red: str = "", green: str = "") -> str:
     name = f"{'after' if state.is_stage_over else 'during'} {STAGE_NAMES[state.stage]}"
     if state.crash is not None:
         when = "" if not state.has_start else " while serving" if state.stage is Stage.READY else f" {name}"
-        return f"{red}Crashed{when}: {_name(state.crash)}"
+        what = "Terminated" if state.crash.signature == TERMINATED else "Crashed"
+        return f"{red}{what}{when}: {_name(state.crash)}"
     if state.stage is Stage.READY:
         if TOLD_TO_STOP in state.notices:
             return "Stopped: the server was ready, and was told to stop"

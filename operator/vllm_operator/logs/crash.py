@@ -621,12 +621,8 @@ class CrashTracker:
     def _before(self, process: str, text: str, number: int, closed: Traceback | None) -> str:
         """Return what the log says right before an error that may be why it happened."""
         said = self._said
-        if (
-            _BARE.fullmatch(text.strip()) is not None
-            and said.text
-            and said.process == process
-            and number - said.number <= tracebacks.LINES_KEPT
-        ):
+        is_recent = said.text and said.process == process and number - said.number <= tracebacks.LINES_KEPT
+        if is_recent and _BARE.fullmatch(text.strip()) is not None:
             return f"after {said.text.strip()}"
         if closed is None:
             return ""

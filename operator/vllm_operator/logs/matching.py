@@ -151,10 +151,12 @@ class Recognizer:
         for each in (one for one in self._circumstances if compiled(one.seen).search(shown)):
             for word, other in each.replaced.items():
                 remedy = remedy.replace(word, other)
-            kept = (part for part in re.split(r"(?<=[.:]) (?=[A-Z])", remedy) if not compiled(each.omitted).search(part))
+            kept = (part for part in _SENTENCES.split(remedy) if not compiled(each.omitted).search(part))
             remedy = " ".join(kept) or remedy
         given = _GIVEN.search(shown)
-        remedy = _TAKEN_AWAY.sub(lambda found: _only_given(found, given[1]), remedy) if given is not None else remedy
+        if given is not None:
+            told = " ".join(part for part in _SENTENCES.split(remedy) if _fits(part, given[1]))
+            remedy = _TAKEN_AWAY.sub(lambda found: _only_given(found, given[1]), told or remedy)
         return remedy[:1].upper() + remedy[1:] if (remedy := remedy.removeprefix("Otherwise ")) else remedy
 
 
@@ -165,6 +167,12 @@ def _only_given(found: re.Match[str], given: str) -> str:
     return found[0] if kept == flags else f"{found['before']}{' and '.join(kept)}"
 
 
+def _fits(sentence: str, given: str) -> bool:
+    """Return whether a sentence does more than take flags away of which the arguments have none."""
+    found = _ONLY_TAKES_AWAY.fullmatch(sentence)
+    return found is None or any(flag.replace("-", "_") in given for flag in re.findall(r"--([a-z0-9-]+)", found[1]))
+
+
 @cache
 def compiled(regex: str) -> re.Pattern[str]:
     """Return a regular expression of the catalog. It is compiled on first use, so that the command line starts quickly."""
@@ -172,6 +180,8 @@ def compiled(regex: str) -> re.Pattern[str]:
 
 
 _GIVEN = re.compile(r"(?m)^given=(.*)")
+_SENTENCES = re.compile(r"(?<=[.:]) (?=[A-Z])")
+_ONLY_TAKES_AWAY = re.compile(r"(?:Remove|Start(?: once)? without) ((?:--[a-z0-9-]+(?:, | and | or )?)+)(?:\.|: [^:]*)")
 _TAKEN_AWAY = re.compile(r"(?P<before>[Ww]ithout |[Rr]emove )(?P<flags>--[a-z][a-z0-9-]+(?:(?:, | and | or )--[a-z][a-z0-9-]+)+)")
 _SURVEY = "Collecting environment information..."  # output of `collect_env.py` before it imports vLLM
 _CUSTOMIZE = "customize; set PYTHONVERBOSE for traceback:"
@@ -180,9 +190,9 @@ _CUSTOMIZE = "customize; set PYTHONVERBOSE for traceback:"
 
 def is_no_report(text: str, recent: Sequence[Line]) -> bool:
     """Whether raw output contains no error: trace output, or of a program before vLLM. `recent`: the latest lines of the log."""
-    if len(recent) > 1 and (recent[-2].text.startswith(_SURVEY) or recent[-2].text.rstrip().endswith(_CUSTOMIZE)):
-        return True
-    return load_error_forms().trace_output.search(text) is not None
+    before = recent[-2].text if len(recent) > 1 else ""
+    is_heading = before.startswith(_SURVEY) or before.rstrip().endswith(_CUSTOMIZE)
+    return is_heading or load_error_forms().trace_output.search(text) is not None
 
 
 def is_source(text: str) -> bool:

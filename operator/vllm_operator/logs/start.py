@@ -23,7 +23,7 @@ from vllm_operator.text.wording import present
 _ACCESS = re.compile(r'"(?:GET|POST|HEAD|PUT|DELETE|OPTIONS) /\S{0,300} HTTP/[\d.]{1,3}" [24]\d\d')
 """An answered request, even if the answer is an error: a server that is not ready answers no requests."""
 _NO_DEVICE = "CUDA platform is not available because:"  # a record at DEBUG that says why vLLM then finds no device
-_NOTICES = ("Waiting", "No", "Your", "FlashInfer")  # first words of records below WARNING that may be notices
+_NOTICES = ("Waiting", "No", "Your", "FlashInfer", "Dumping")  # first words of records that may be notices at any level
 _ORDER = {stage: index for index, stage in enumerate(Stage)}
 _BACKENDS_KEPT, _ADAPTERS_KEPT = 16, 128  # the maximum of adapters is twice the limit of a spec
 _FAILURE_LENGTH, _ASSIGNED_LENGTH = 200, 2000
@@ -95,8 +95,8 @@ class StartTracker:
             if "assigned" in found and len(known.get("assigned", "")) < _ASSIGNED_LENGTH:
                 known["assigned"] = f"{known.get('assigned', '')} {found['assigned']}"
             self.crashes.settings = found | known
-        # The logo and old tools print known lines without a level.
-        word = text.lstrip().split(" ", 1)[0] if level is None else ""
+        # The logo and old tools print known lines without a level. The dump of a failed step is an error.
+        word = text.lstrip().split(" ", 1)[0] if level is None or text.startswith("Dumping ") else ""
         if not (word in self._knowledge.words and self._meaning(word, text) and word not in _NOTICES):
             self.crashes.error(process, level, text, self.lines)
 
