@@ -588,3 +588,59 @@ def test_an_encoder_in_float16_does_not_start_with_a_cache_in_bfloat16(dtype: st
     assert plan(LLAMA, "0.29.0", "sm_90", encoder, args={"kv-cache-dtype": "bfloat16"}).refusal is None
     wide = encoder | {"torch_dtype": "bfloat16"}
     assert plan(LLAMA, "0.33.0", "sm_90", wide, args={"kv-cache-dtype": "bfloat16"}).refusal is None
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "starts"),
+    [
+        ("FlintForCausalLM", "0.33.0", False),
+        ("KimiLinearForCausalLM", "0.33.0", False),
+        ("DeepseekV4ForCausalLM", "0.28.0", False),
+        ("DeepseekV4ForCausalLM", "0.33.0", True),
+        ("NemotronH_Nano_VL_V2", "0.28.0", False),
+        ("NemotronH_Nano_VL_V2", "0.33.0", True),
+    ],
+)
+def test_adapters_of_a_class_depend_on_the_version(name: str, version: str, starts: bool) -> None:
+    changes = PLAIN | {"architectures": [name]}
+    assert (plan(BLOCKS, version, "sm_100", changes, args={"enable-lora": ""}).refusal is None) is starts
+
+
+@pytest.mark.parametrize(("architecture", "taken"), [("sm_80", "TRITON_ATTN"), ("sm_89", "TRITON_ATTN"), ("sm_120", "FLASHINFER")])
+def test_the_sinks_of_granite_exclude_flash_attention_2(architecture: str, taken: str) -> None:
+    granite = {"quantization_config": None, "architectures": ["GraniteSWAForCausalLM"], "model_type": "granite_swa"}
+    assert backend(plan(LLAMA, "0.33.0", architecture, granite), "Attention") == taken
+
+
+def test_mxfp8_does_not_start_in_float16() -> None:
+    changes = {"quantization_config": {"quant_method": "mxfp8", "weight_block_size": [1, 32]}}
+    assert "bfloat16 only" in str(plan(LLAMA, "0.33.0", "sm_90", changes, args={"dtype": "float16"}).refusal)
+    assert plan(LLAMA, "0.33.0", "sm_90", changes, args={"dtype": "bfloat16"}).refusal is None
+
+
+def test_the_sinks_of_hy_4_need_flashmla() -> None:
+    hy4 = {"model_type": "hy_v4", "architectures": ["HYV4ForCausalLM"], "quantization_config": None}
+    for architecture in ("sm_90", "sm_100"):
+        assert backend(plan(SPARSE, "0.33.0", architecture, hy4), "SparseAttention") == "FLASHMLA_SPARSE"
+    assert backend(plan(SPARSE, "0.33.0", "sm_120", hy4), "SparseAttention") == "FLASHINFER_MLA_SPARSE_SM120"
+    assert "No valid attention backend" in str(plan(SPARSE, "0.29.0", "sm_120", hy4).refusal)
+
+
+def test_sparse_mla_in_float16_has_no_flash_attention_4() -> None:
+    plain, tp8 = {"quantization_config": None}, {"tensor": 8}
+    wide = plan(SPARSE, "0.33.0", "sm_100", plain, parallelism=tp8)
+    assert backend(wide, "SparseAttention") == "FLASH_ATTN_MLA_SPARSE_FA4"
+    assert (
+        backend(plan(SPARSE, "0.33.0", "sm_100", plain, args={"dtype": "float16"}, parallelism=tp8), "SparseAttention")
+        == "FLASHINFER_MLA_SPARSE"
+    )
+
+
+def test_youtu_has_the_backends_of_mla() -> None:
+    youtu = {"model_type": "youtu", "architectures": ["YoutuForCausalLM"], "quantization_config": None, "index_topk": None}
+    assert backend(plan(SPARSE, "0.33.0", "sm_80", youtu), "MLADecode") == "TRITON_MLA"
+
+
+def test_eurobert_has_no_backend_of_a_decoder() -> None:
+    encoder = {"quantization_config": None, "architectures": ["EuroBertModel"], "model_type": "eurobert"}
+    assert "Attention" not in chosen(plan(LLAMA, "0.33.0", "sm_100", encoder))

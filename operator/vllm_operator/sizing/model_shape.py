@@ -146,8 +146,8 @@ TWO_TABLES = ("gemma3", "gemma4", "laguna")  # models whose layers with a window
 WITH_SECTIONS = ("qwen2vl", "qwen25vl", "qwen25omni", "qwen3vl", "qwen3omni", "qwen35")
 """Models whose positions have a time, a height and a width (`mrope_section`), for files without this key."""
 UNGATED = ("opt", "gpt2", "gptneox", "falcon", "starcoder2")  # models whose MLP has two matrices instead of three
-UNFOLDED = ("minicpm3", "youtu")
-"""Values of `model_type` with the sizes of MLA whose keys and values vLLM caches for each head (is_deepseek_mla, 0.33.0)."""
+UNFOLDED = ("minicpm3",)
+"""Values of `model_type` with the sizes of MLA whose keys and values vLLM caches for each head (models/minicpm3.py, 0.33.0)."""
 BY_FOUR, BY_MANY = 4, 128
 DEFAULT_STREAMS, DEFAULT_WINDOW = 4, 128
 """DeepSeek V4: tokens that a layer compresses into one, and defaults."""
