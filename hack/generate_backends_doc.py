@@ -63,6 +63,8 @@ FAMILIES = (
     Family("jetson-thor", "Jetson Thor: sm_110", ("sm_110",)),
     Family("workstation-blackwell", "Workstation Blackwell and GB10: sm_120, sm_121", ("sm_120", "sm_121")),
 )
+SHOWN = 8
+"""Maximum number of values of a condition that are listed."""
 
 
 def files() -> dict[Path, str]:
@@ -235,4 +237,7 @@ def _clauses(when: dict[str, Any]) -> Iterator[str]:
 
 
 def _list(value: Any) -> str:
-    return listed([str(each) for each in value], "or") if isinstance(value, list) else str(value)
+    if not isinstance(value, list):
+        return str(value)
+    names = [str(each) for each in value]
+    return f"{names[0]} or one of {len(names) - 1} others" if len(names) > SHOWN else listed(names, "or")
