@@ -850,3 +850,108 @@ def test_the_first_engine_of_vllm_stays_chosen_in_the_production_stack(tmp_path:
 )
 def test_an_engine_of_a_platform_on_several_nodes(manifest: dict[str, Any], tmp_path: Path, run: Run) -> None:
     assert imported(run, tmp_path, manifest)[0]["parallelism"]["nodes"] == 2
+
+
+# What manifests that nobody here had seen contained.
+
+
+def test_variables_that_a_script_sets_are_kept_and_what_it_does_with_the_output_is_told(tmp_path: Path, run: Run) -> None:
+    script = """ulimit -l unlimited
+    export MODEL=b NCCL_DEBUG=INFO
+    export LD_LIBRARY_PATH=/opt/lib:$LD_LIBRARY_PATH
+    VLLM_LOGGING_LEVEL=DEBUG exec vllm serve a/$MODEL --seed ${SEED:-7} --max-model-len 8192 2>&1 | tee /tmp/log"""
+    found, report = imported(run, tmp_path, deployment("sh", "-c", script, resources=GPU))
+    assert found["model"]["uri"] == "hf://a/b"
+    assert found["engine"]["args"] == [{"name": "seed", "value": "7"}, {"name": "max-model-len", "value": "8192"}]
+    variables = {each["name"]: each["value"] for each in found["engine"]["env"]}
+    assert variables == {"MODEL": "b", "NCCL_DEBUG": "INFO", "VLLM_LOGGING_LEVEL": "DEBUG"}
+    for lost in ("ulimit -l unlimited", "LD_LIBRARY_PATH=/opt/lib:$LD_LIBRARY_PATH", "2>&1 | tee /tmp/log"):
+        assert f"The command in the container's script: {lost}" in report
+
+
+def test_a_parallel_size_of_one_stays_although_the_pod_has_more_gpus(tmp_path: Path, run: Run) -> None:
+    two = {"limits": {"nvidia.com/gpu": "2"}}
+    found, report = imported(run, tmp_path, deployment("vllm", "serve", "a/b", "--tensor-parallel-size=1", resources=two))
+    assert found["parallelism"] == {"tensor": 1}
+    assert "The manifest requests 2 GPUs, but its parallel sizes need 1" in report
+
+
+def test_variables_of_a_whole_config_map_in_the_file_are_read(tmp_path: Path, run: Run) -> None:
+    sources = [{"configMapRef": {"name": "settings"}, "prefix": "MY_"}, {"configMapRef": {"name": "elsewhere"}}]
+    engine = deployment("vllm", "serve", "$(MY_MODEL)", resources=GPU, envFrom=sources, env=[{"name": "MY_SEED", "value": "7"}])
+    settings = {"kind": "ConfigMap", "metadata": {"name": "settings"}, "data": {"MODEL": "a/b", "SEED": "1"}}
+    found, report = imported(run, tmp_path, engine, settings)
+    assert found["model"]["uri"] == "hf://a/b"
+    assert {each["name"]: each["value"] for each in found["engine"]["env"]} == {"MY_MODEL": "a/b", "MY_SEED": "7"}
+    assert found["podTemplate"]["spec"]["containers"][0]["envFrom"] == sources[1:]
+    assert "Variables with values of the ConfigMap settings" in report
+
+
+def kserve(model: dict[str, Any], container: dict[str, Any], **annotations: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """An InferenceService as OpenShift AI writes it, whose model has an empty name, and its ServingRuntime."""
+    predictor = {"model": {"runtime": "r", "name": "", "resources": GPU, **model}}
+    service = {"kind": "InferenceService", "apiVersion": "serving.kserve.io/v1beta1", "metadata": {"name": "a"}}
+    runtime = {"kind": "ServingRuntime", "metadata": {"name": "r", "annotations": annotations}, "spec": {"containers": [container]}}
+    return runtime, {**service, "spec": {"predictor": predictor}}
+
+
+def test_the_engine_of_a_serving_runtime_is_there_once_and_has_the_version_that_openshift_ai_says(tmp_path: Path, run: Run) -> None:
+    container = {"name": "kserve-container", "image": "r.example/vllm@sha256:0", "args": ["--model=/mnt/models", "--seed=7"]}
+    manifests = kserve({"storageUri": "hf://a/b"}, container, **{"opendatahub.io/runtime-version": "v0.13.0.0"})
+    found, report = imported(run, tmp_path, *manifests)
+    assert "podTemplate" not in found
+    assert found["engine"] == {"version": "0.13.0", "image": container["image"], "args": [{"name": "seed", "value": "7"}]}
+    assert "The image of the engine has vLLM 0.13.0" in report
+
+
+def test_the_version_in_the_image_of_kserve_is_that_of_the_engine(tmp_path: Path, run: Run) -> None:
+    container = {"name": "kserve-container", "image": "kserve/huggingfaceserver:v0.17.0-gpu", "args": ["--backend=vllm"]}
+    found, _ = imported(run, tmp_path, *kserve({"storageUri": "hf://a/b"}, container))
+    assert found["engine"] == {"version": "0.15.1"}
+
+
+def test_a_data_connection_of_kserve_says_where_the_model_is(tmp_path: Path, run: Run) -> None:
+    container = {"name": "kserve-container", "image": "vllm/vllm-openai:v0.20.1", "args": ["--model=/mnt/models"]}
+    manifests = kserve({"storage": {"key": "models", "path": "granite"}}, container)
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump_all(manifests), "utf-8")
+    assert "the model is at granite of the data connection models" in run(tmp_path / "a.yaml")[2]
+
+
+def test_a_proxy_that_routes_to_pods_for_prefill_is_left_out(tmp_path: Path, run: Run) -> None:
+    proxy = {"name": "proxy", "image": "ghcr.io/llm-d/llm-d-routing-sidecar:v0.4.0", "ports": [{"containerPort": 8000}]}
+    for part in ("initContainers", "containers"):
+        manifest = deployment("vllm", "serve", "a/b", "--port=8200", resources=GPU)
+        pod = manifest["spec"]["template"]["spec"]
+        pod[part] = [*pod.get(part, []), {**proxy, "restartPolicy": "Always"}]
+        found, report = imported(run, tmp_path, manifest)
+        assert "podTemplate" not in found
+        assert "The container proxy: it sends requests to Pods for prefill" in report
+
+
+def test_a_worker_of_dynamo_has_the_vllm_of_its_image_and_its_other_resources(tmp_path: Path, run: Run) -> None:
+    main = {
+        "image": "nvcr.io/nvidia/ai-dynamo/vllm-runtime:0.8.1",
+        "workingDir": "/workspace",
+        "args": ["python3 -m dynamo.vllm --model a/b"],
+    }
+    main["command"] = ["sh", "-c"]
+    worker = {"resources": {"limits": {"gpu": "1", "cpu": "8", "custom": {"rdma/ib": "1"}}}, "extraPodSpec": {"mainContainer": main}}
+    graph = {"kind": "DynamoGraphDeployment", "metadata": {"name": "a"}, "spec": {"services": {"Worker": worker}}}
+    found, report = imported(run, tmp_path, graph)
+    assert found["engine"] == {"version": "0.12.0"}
+    assert found["podTemplate"]["spec"]["containers"] == [{"name": "vllm", "resources": {"limits": {"cpu": "8", "rdma/ib": "1"}}}]
+    assert "mainContainer.workingDir: it is a directory of Dynamo's image" in report
+
+
+def test_a_quoted_name_in_values_of_llm_d_is_the_name(tmp_path: Path, run: Run) -> None:
+    values = {
+        "modelArtifacts": {"name": "a/b", "uri": 'hf://"{{ .Values.modelArtifacts.name }}"'},
+        "decode": {"containers": [{"name": "vllm"}]},
+    }
+    assert imported(run, tmp_path, values)[0]["model"] == {"uri": "hf://a/b"}
+
+
+def test_a_token_without_a_value_is_no_token(tmp_path: Path, run: Run) -> None:
+    found, report = imported(run, tmp_path, deployment("vllm", "serve", "a/b", resources=GPU, env=[{"name": "HF_TOKEN", "value": ""}]))
+    assert "env" not in found["engine"]
+    assert "HF_TOKEN" not in report

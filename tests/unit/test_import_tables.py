@@ -21,6 +21,7 @@ MODEL = {**LLMKUBE, "kind": "Model", "spec": {"source": "a/b"}}
 DYNAMO = {"kind": "DynamoGraphDeployment", "metadata": {"name": "a"}}
 DYNAMO_CONTAINER = {"command": ["python3", "-m", "dynamo.vllm"], "args": ["--model", "a/b"]}
 KAITO = {"apiVersion": "kaito.sh/v1beta1", "metadata": {"name": "a"}}
+STACK_MODEL = {"name": "a", "repository": "vllm/vllm-openai", "tag": "v0.20.1", "modelURL": "a/b"}
 OBJECTS: Mapping[str, list[dict[str, Any]]] = {
     "Deployment": [{"kind": "Deployment", "metadata": {"name": "a"}, "spec": {"template": {"spec": POD}}}],
     "StatefulSet": [{"kind": "StatefulSet", "metadata": {"name": "a"}, "spec": {"template": {"spec": POD}}}],
@@ -49,7 +50,11 @@ OBJECTS: Mapping[str, list[dict[str, Any]]] = {
         {
             "kind": "VLLMRuntime",
             "metadata": {"name": "a"},
-            "spec": {"model": {"modelURL": "a/b"}, "deploymentConfig": {"image": {"name": "vllm/vllm-openai:v0.20.1"}}},
+            "spec": {
+                "model": {"modelURL": "a/b"},
+                "lmCacheConfig": {"enabled": True},
+                "deploymentConfig": {"image": {"name": "vllm/vllm-openai:v0.20.1"}},
+            },
         }
     ],
     "StormService": [
@@ -66,12 +71,17 @@ OBJECTS: Mapping[str, list[dict[str, Any]]] = {
     "Workspace of KAITO": [{**KAITO, "kind": "Workspace", "inference": {"template": {"spec": POD}, "preset": {}}}],
     "InferenceSet of KAITO": [{**KAITO, "kind": "InferenceSet", "spec": {"template": {"inference": {"preset": {"name": "a/b"}}}}}],
     "values of llm-d": [{"modelArtifacts": {"name": "a/b", "uri": "hf://a/b"}, "decode": {"containers": [CONTAINER]}}],
-    "values of the production stack": [
-        {"servingEngineSpec": {"modelSpec": [{"name": "a", "repository": "vllm/vllm-openai", "tag": "v0.20.1", "modelURL": "a/b"}]}}
-    ],
+    "values of the production stack": [{"servingEngineSpec": {"modelSpec": [{**STACK_MODEL, "lmcacheConfig": {"enabled": True}}]}}],
 }
 """Objects that can be imported; the first is of the table's kind."""
-WITHOUT_FIELDS = ("flags and variables of vLLM", "presets of KAITO", "tools", "annotations of KServe", "kinds without an engine")
+WITHOUT_FIELDS = (
+    "flags and variables of vLLM",
+    "presets of KAITO",
+    "tools",
+    "annotations of KServe",
+    "kinds without an engine",
+    "other containers",
+)
 
 
 @pytest.mark.parametrize("name", PEERS)

@@ -137,6 +137,15 @@ def test_versions_in_between_use_the_lower_table_and_say_so(version: str, table:
         ("registry:5000/mirror/vllm-openai:0.19.0.post1", "0.19.0.post1"),
         ("vllm/vllm-openai:v0.20.1@sha256:0123456789abcdef", "0.20.1"),
         ("registry.example/vllm:0.33.0rc1", "0.33.0rc1"),
+        # tags that count another product
+        ("nvcr.io/nvidia/vllm:25.10-py3", "0.10.2"),
+        ("nvcr.io/nvidia/ai-dynamo/vllm-runtime:0.7.1-cuda13", "0.11.0"),
+        ("nvcr.io/nvidia/ai-dynamo/vllm-runtime:0.7.0.post2", "0.11.2"),
+        ("registry:5000/mirror/ai-dynamo-vllm-runtime:1.2.0", "0.20.1"),
+        ("ghcr.io/llm-d/llm-d-cuda:v0.8.1", "0.23.0"),
+        ("registry.redhat.io/rhaiis/vllm-cuda-rhel9:3.2.2-1756225581", "0.10.1"),
+        ("kserve/huggingfaceserver:v0.15.2-gpu", "0.8.5"),
+        ("lmcache/vllm-openai:v0.4.3", "0.19.0"),
     ],
 )
 def test_the_version_is_read_from_the_tag(image: str, want: str) -> None:
@@ -154,12 +163,15 @@ def test_the_version_is_read_from_the_tag(image: str, want: str) -> None:
         "vllm/vllm-openai:nightly-0.20.1",
         "vllm/vllm-openai@sha256:0123456789abcdef",
         "registry:5000/vllm",
-        "nvcr.io/nvidia/vllm:25.09-py3",
+        "nvcr.io/nvidia/vllm:26.01-py3",
+        "registry.example/vllm:25.10-py3",
         "registry.example/our-serving:v0.20.1",
         "ghcr.io/navi-ai-lab/nvllm:v0.3.0",
         "lmcache/vllm-openai:v0.4.2",
         "registry:5000/mirror/lmcache/vllm-openai:v0.4.2",
-        "nvcr.io/nvidia/ai-dynamo/vllm-runtime:0.9.0",
+        "nvcr.io/nvidia/ai-dynamo/vllm-runtime:0.90.0",
+        "ghcr.io/llm-d/llm-d-cuda:latest",
+        "ghcr.io/llm-d/llm-d-inference-sim:v0.6.1",
         "registry.redhat.io/rhaiis/vllm-cuda-rhel9:3.2.0",
     ],
 )

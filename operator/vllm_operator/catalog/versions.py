@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, StrictBool
 
 from vllm_operator.api.operation import ScalingMetric
-from vllm_operator.catalog.entry import Entry, list_data, load_file, loader
+from vllm_operator.catalog.entry import Entry, Sourced, list_data, load_file, loader
 from vllm_operator.catalog.notes import say
 
 Release = tuple[int, int, int]
@@ -191,11 +191,18 @@ def build_versions(tables: Iterable[VersionTable]) -> Versions:
     return Versions(ordered)
 
 
+class OtherProduct(Sourced):
+    """Parts of the names of images whose tags are versions of a product with vLLM, and the version of vLLM, by how a tag begins."""
+
+    images: tuple[str, ...]
+    versions: Mapping[str, str]
+
+
 class EngineFacts(Entry):
     """Facts about vLLM's server and command line that hold for several versions: the content of `engine.yaml`.
 
-    `object_stores` has the first version that reads weights from an object store, by scheme; `foreign_tags` parts of the names of images
-    whose tags are versions of another product; `guarded_paths` prefixes of the paths for which vLLM requires a key, by the first version;
+    `object_stores` has the first version that reads weights from an object store, by scheme; `other_products` the images whose tags are
+    versions of another product; `guarded_paths` prefixes of the paths for which vLLM requires a key, by the first version;
     `containers` the `commands` and `images` by which a container with vLLM is known;
     `metrics` the names of the metrics by which replicas are scaled; `replacements` the successors of dropped variables and flags.
     """
@@ -205,7 +212,7 @@ class EngineFacts(Entry):
     metrics: Mapping[ScalingMetric, str]
     guarded_paths: Mapping[Since, tuple[str, ...]]
     object_stores: Mapping[str, Since]
-    foreign_tags: tuple[str, ...]
+    other_products: tuple[OtherProduct, ...]
     containers: Mapping[str, tuple[str, ...]]
     replacements: Mapping[str, str]
 

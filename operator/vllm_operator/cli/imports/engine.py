@@ -3,7 +3,7 @@
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import dropwhile, pairwise
 from typing import Any
@@ -14,9 +14,12 @@ from vllm_operator.cli.inputs import InputError
 _SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash")
 _MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server", "vllm.entrypoints.cli.main")
 _PROGRAMS = ("vllm", "serve", "python", "python3", "exec", "uv", "run", "huggingfaceserver", *_MODULES)
-REFERENCE = re.compile(r"\$(?:\(([A-Za-z_]\w*)\)|\{([A-Za-z_]\w*|@)\}|([A-Za-z_]\w*|@))")
-"""A reference to a variable: `$(NAME)` of Kubernetes, `$NAME` and `${NAME}` of a shell, and `$@`."""
-_BEFORE_PROGRAM = re.compile(r"exec\Z|[A-Za-z_]\w*=")
+REFERENCE = re.compile(r"\$(?:\(([A-Za-z_]\w*)\)|\{([A-Za-z_]\w*|@)(?::?-(?P<default>[^}]*))?\}|([A-Za-z_]\w*|@))")
+"""A reference to a variable: `$(NAME)` of Kubernetes, `$NAME`, `${NAME}` and `${NAME:-default}` of a shell, and `$@`."""
+_BEFORE_PROGRAM = re.compile(r"(exec|env|export)\Z|[A-Za-z_]\w*=")
+_UNKNOWN = re.compile(r"[$`]")
+_REDIRECTION = re.compile(r"&?\d*>>?(&?\S+)?\Z|[|<&]\Z")
+_MERGED = ("args", "command", "containers", "env", "envFrom", "imagePullSecrets", "initContainers", "volumeMounts", "volumes", "words")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
@@ -46,9 +49,9 @@ class Engine:
     `source` is what was read, for the report. `container` and `pod` are as in a Pod; the words of the command line are in the container's
     `args` alone. `model` is where the tool gets the model from (hf://, pvc://, or what the operator cannot read) and `served_name` its name
     for clients, if they are not in these words. `adapters` have a `name`, a `uri` (or what the operator cannot read), and perhaps a
-    `tokenSecretRef`. `nodes` is the number of its Pods. `metadata` has their labels and annotations. `token` is name and key of the Secret
-    with the token for the hub. `spec` has parts of the VLLMDeployment's spec. `report` has settings without a counterpart, and what the
-    user should know.
+    `tokenSecretRef`. `nodes` is the number of its Pods. `metadata` has their labels and annotations. `version` is that of vLLM, if the
+    image does not say it. `spec` has parts of the VLLMDeployment's spec. `report` has settings without a counterpart, and what the user
+    should know.
     """
 
     source: str
@@ -62,17 +65,18 @@ class Engine:
     model: str = ""
     served_name: str = ""
     adapters: Sequence[Mapping[str, Any]] = ()
-    token: Mapping[str, Any] = field(default_factory=dict)
+    version: str = ""
     spec: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """The model (None if no word names it) and the flags with their values, in their order. `others` are other commands of a script."""
+    """The model, if a word names it, the flags with their values, and of a script the other commands and the variables that it sets."""
 
     model: str | None
     flags: tuple[tuple[str, tuple[str, ...]], ...]
     others: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     def values_of(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return the values of the last of these flags that has any: vLLM takes the last, too."""
@@ -82,18 +86,27 @@ class CommandLine:
 def put(target: dict[str, Any], path: str, value: Any) -> None:
     """Set a field such as `model.revision`, or a list of one entry such as `imagePullSecrets[].name`."""
     name, _, rest = path.partition(".")
-    inner = target.get(name, {}) if rest else value
+    inner = target.get(name, {}) if rest else merged(target.get(name), value, name)
     if rest:
         put(inner, rest, value)
     target[name.removesuffix("[]")] = [inner] if name.endswith("[]") else inner
 
 
-def words_of_settings(settings: Mapping[str, Any], *, without: Sequence[str] = ()) -> list[str]:
+def merged(base: Any, own: Any, name: str = "") -> Any:
+    """Merge parts of a Pod: fields of objects, and lists that Kubernetes merges. Of another field, the own value counts if there is one."""
+    if isinstance(base, dict) and isinstance(own, dict):
+        return {field: merged(base.get(field), own.get(field), field) for field in {**base, **own}}
+    if name in _MERGED and isinstance(base, list) and isinstance(own, list):
+        return [*base, *own]
+    return base if own in (None, "") or (isinstance(base, dict | list) and not isinstance(own, type(base))) else own
+
+
+def words_of_settings(settings: Mapping[str, Any]) -> list[str]:
     """Return settings such as `maxModelLen: 4096` as words of a command line: `--max-model-len=4096`."""
     words: list[str] = []
     for name, value in settings.items():
         flag = _CAMEL.sub("-", str(name)).lower().replace("_", "-")
-        if name in without or value is None or value == "":
+        if value is None or value == "":
             continue
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
@@ -114,13 +127,10 @@ def split_words(source: str, text: str) -> list[str]:
 
 def read_command_line(words: Sequence[str], variables: Mapping[str, str]) -> CommandLine:
     """Read the words of a container's command and args; of a script, only the command that starts vLLM. Raises ImportRefusedError."""
-    others: tuple[str, ...] = ()
-    script = _script_of(words)
-    if script is None:
-        rest = _without_program([_resolve(word, variables) for word in words])
-    else:
-        words, others = _engine_command(script)
-        rest = _without_program([part for word in words for part in _resolve_in_shell(word, variables)])
+    others, own = list[str](), dict[str, str]()
+    if (script := _script_of(words)) is not None:
+        words, others, own = _read_script(script, variables)
+    rest = _without_program([_resolve(word, variables) for word in words])
     model = rest.pop(0) if rest and not _is_flag(rest[0]) else None
     flags: list[tuple[str, list[str]]] = []
     for word in rest:
@@ -131,7 +141,7 @@ def read_command_line(words: Sequence[str], variables: Mapping[str, str]) -> Com
             flags[-1][1].append(word)
         else:
             raise ImportRefusedError(f"vLLM does not take the word {word[:80]} before the first flag of: {' '.join(words)[:80]}")
-    return CommandLine(model, tuple((name, tuple(values)) for name, values in flags), others)
+    return CommandLine(model, tuple((name, tuple(values)) for name, values in flags), tuple(others), own)
 
 
 def _is_flag(word: str) -> bool:
@@ -144,17 +154,37 @@ def _script_of(words: Sequence[str]) -> str | None:
     return next((script for word, script in pairs if re.fullmatch(r"-[a-z]*c", word)), None)
 
 
-def _engine_command(script: str) -> tuple[list[str], tuple[str, ...]]:
+def _read_script(script: str, variables: Mapping[str, str]) -> tuple[list[str], list[str], dict[str, str]]:
+    """Return the words of the command that starts vLLM, the other commands, and the variables that the script sets."""
     joined = script.replace("\\\n", " ")
     commands = [part.strip() for part in re.split(r"\n|;|&&|\|\|", joined) if part.strip() and not part.strip().startswith("#")]
-    try:
-        split = [(command, list(dropwhile(_BEFORE_PROGRAM.match, shlex.split(command, comments=True)))) for command in commands]
-    except ValueError as error:
-        raise ImportRefusedError(f"the script of the container cannot be read ({error}). Write its command without a shell") from error
-    engines = [words for _, words in split if _starts_engine(words)]
+    engines, others, own = list[list[str]](), list[str](), dict[str, str]()
+    for command in commands:
+        try:
+            words = shlex.split(command, comments=True)
+        except ValueError as error:
+            raise ImportRefusedError(f"the script of the container cannot be read ({error}). Write its command without a shell") from error
+        program = list(dropwhile(_BEFORE_PROGRAM.match, words))
+        if program and not _starts_engine(program):
+            others.append(command)
+            continue
+        for name, equals, value in (word.partition("=") for word in words[: len(words) - len(program)]):
+            resolved = _resolve(value, {**variables, **own})
+            if equals and _UNKNOWN.search(resolved):
+                others.append(f"{name}={resolved}")
+            elif equals:
+                own[name] = resolved
+        if program:
+            end = next((index for index, word in enumerate(program) if _REDIRECTION.match(word)), len(program))
+            resolve = ((word, _resolve(word, {**variables, **own})) for word in program[:end])
+            # a shell splits the value of a variable into words: vllm serve $MORE_ARGS
+            engines.append(
+                [part for word, value in resolve for part in (split_words(word, value) if REFERENCE.fullmatch(word) else [value])]
+            )
+            others += [" ".join(program[end:])] if program[end:] else []
     if len(engines) != 1:
         raise ImportRefusedError("the script of the container does not start vLLM with one command. Write this command without a shell")
-    return engines[0], tuple(command for command, words in split if words != engines[0])
+    return engines[0], others, own
 
 
 def _starts_engine(words: Sequence[str]) -> bool:
@@ -162,15 +192,19 @@ def _starts_engine(words: Sequence[str]) -> bool:
     return program == "vllm" or (program.startswith("python") and any(module in words for module in _MODULES))
 
 
+def names_in(value: str) -> set[str]:
+    """Return the names of the variables to which a value refers."""
+    return {next(filter(None, match.groups())) for match in REFERENCE.finditer(value)}
+
+
 def _resolve(word: str, variables: Mapping[str, str]) -> str:
-    """Put values in the place of variables. A variable without a known value stays."""
-    return REFERENCE.sub(lambda match: variables.get(next(filter(None, match.groups())), match[0]), word)
+    """Put values in the place of variables. A variable without a known value stays, unless it has a default."""
 
+    def value(match: re.Match[str]) -> str:
+        default = match[0] if match["default"] is None else match["default"]
+        return variables.get(min(names_in(match[0])), default)
 
-def _resolve_in_shell(word: str, variables: Mapping[str, str]) -> Iterator[str]:
-    """A shell splits the value of a variable into words: `vllm serve $MORE_ARGS`."""
-    value = _resolve(word, variables)
-    yield from split_words(word, value) if REFERENCE.fullmatch(word) else (value,)
+    return REFERENCE.sub(value, word)
 
 
 def _without_program(words: Sequence[str]) -> list[str]:

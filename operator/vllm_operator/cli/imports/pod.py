@@ -36,9 +36,13 @@ class PodParts:
         self.unneeded: list[Manifest] = []  # mounts of the model and of adapters, which the operator mounts itself
         self.added: list[dict[str, Any]] = []  # volumes that replace the operator's
         self.volumes = {name: each for each in objects(pod, "volumes") if (name := text(each, "name"))}
-        self.sidecars = [each for each in objects(pod, "containers") if each.get("name") != container.get("name")]
+        unneeded = load_tables()["other containers"].dropped.items()
+        others = [*objects(pod, "containers"), *objects(pod, "initContainers")]
+        left_out = {text(each, "name"): why for each in others for part, why in unneeded if part in text(each, "image")}
+        self.report.dropped += [f"The container {name}: {why}." for name, why in left_out.items()]
+        self.sidecars = [each for each in objects(pod, "containers") if each.get("name") not in (container.get("name"), *left_out)]
         self._sort_selector(pod)
-        first = list(objects(pod, "initContainers"))
+        first = [each for each in objects(pod, "initContainers") if each.get("name") not in left_out]
         self.first = [each for each in first if each.get("restartPolicy") != "Always"]
         if sidecars := [each for each in first if each not in self.first]:
             self.pod["initContainers"] = sidecars

@@ -9,17 +9,17 @@ import yaml
 
 from vllm_operator.api.reading import Manifest, integer, mapping, named, objects, read_bytes, read_integer, sequence, text
 from vllm_operator.catalog.notes import say
-from vllm_operator.cli.imports.engine import Engine, ImportRefusedError, Report, split_words, words_of_settings
+from vllm_operator.cli.imports.engine import Engine, ImportRefusedError, Report, merged, split_words, words_of_settings
 from vllm_operator.cli.imports.tables import QUEUES, find_unread, load_tables, name_of_table
 from vllm_operator.inventory.pools import GPU_RESOURCE
-from vllm_operator.planning.engine.image import split_image
+from vllm_operator.planning.engine.image import split_image, version_of_image
 from vllm_operator.planning.pod_template import SELECTOR_LABELS
 
 _MORE_ARGUMENTS = "VLLM_ADDITIONAL_ARGS"  # KServe's templates for LLMInferenceService append its value to the command line
 _READ_WITH_ENGINES = ("Service", "ServingRuntime", "ClusterServingRuntime", "Model", "LoraAdapter", "Secret", "ConfigMap")
 _FILES = {"services": "a Compose file", "run": "a SkyPilot task"}  # files without a kind, by a field that they have
 _OTHER_ENGINES = re.compile(r"sglang|text-generation|llama[.-]?(cpp|runtime)|ollama|tensorrt|triton|lmdeploy|text-embeddings|whisper")
-_NO_FLAGS_OF_LLMKUBE = ("hfTokenSecretRef", "speculative", "extraArgs", "kvCacheCustomDtype")  # fields of its vllmConfig
+_NO_FLAGS_OF_LLMKUBE = ("hfTokenSecretRef", "speculative", "kvCacheCustomDtype")  # fields of its vllmConfig
 _DYNAMO = "dynamo.vllm"
 _PREFILL = re.compile(r"--is-prefill-worker|--disaggregation-mode[ =]prefill|prefill$")
 
@@ -61,7 +61,20 @@ def _with_values(given: Any, maps: Mapping[str, Manifest], used: set[str]) -> An
     if value is not None:
         used.add(name)
         return {"name": text(given, "name"), "value": str(value)}
-    return {field: _with_values(part, maps, used) for field, part in given.items()} if isinstance(given, dict) else given
+    if not isinstance(given, dict):
+        return given
+    fields = {field: _with_values(part, maps, used) for field, part in given.items()}
+    whole = [name for each in objects(given, "envFrom") if (name := text(each, "configMapRef", "name")) in maps]
+    if not whole or isinstance(given.get("env"), dict):  # KubeAI has no list of variables
+        return fields
+    used |= {*whole}
+    env = [
+        {"name": f"{text(each, 'prefix')}{key}", "value": str(value)}
+        for each in objects(given, "envFrom")
+        for key, value in mapping(maps.get(text(each, "configMapRef", "name"))).items()
+    ]
+    sources = [each for each in objects(given, "envFrom") if text(each, "configMapRef", "name") not in whole]
+    return {**fields, "envFrom": sources, "env": [*env, *objects(fields, "env")]}
 
 
 def _way_out(missed: Sequence[Manifest]) -> str:
@@ -99,19 +112,13 @@ def _of_workload(manifest: Manifest, others: Sequence[Manifest]) -> list[Engine]
     claims = [text(each, "metadata", "name") for each in objects(spec, "volumeClaimTemplates")]
     volumes = [{"name": each, "persistentVolumeClaim": {"claimName": f"{each}-{name}-0"}} for each in claims]
     parts = {
-        "source": f"{kind.partition(' of ')[0]} {name}",
         "advice": [] if old == name else [say("service.renamed", old=old, name=name) if service else say("service.new")],
-        "nodes": integer(spec, "leaderWorkerTemplate", "size"),
         "metadata": metadata,
         "selector": mapping(spec, "selector", "matchLabels"),
-        "spec": {
-            "replicas": integer(spec, "replicas"),
-            "rollout": _rollout(mapping(spec, "strategy")),
-            "service": _service(integer(first, "port"), text(service, "spec", "type"), service),
-        },
+        "spec": {"service": _service(integer(first, "port"), text(service, "spec", "type"), service)},
     }
-    engine = _of_platform(manifest, kind, container, {**pod, "volumes": [*objects(pod, "volumes"), *volumes]}, **parts)
-    engine.report.dropped += load_tables()["Service"].dropped_from(service, f"Service {old}: ")
+    places = [(kind, manifest, ""), ("Service", service, f"Service {old}: ")]
+    engine = _of_platform(manifest, kind, container, merged(pod, {"volumes": volumes}), places=places, **parts)
     if more:
         told = ", ".join(f"{text(each, 'name')} {each.get('port')}".strip() for each in more)
         engine.report.dropped.append(say("service.ports", old=old, ports=told))
@@ -124,38 +131,29 @@ def _of_inference_service(manifest: Manifest, others: Sequence[Manifest]) -> lis
     model = mapping(predictor, "model")
     runtimes = {text(each, "metadata", "name"): each for each in others if text(each, "kind").endswith("ServingRuntime")}
     runtime = mapping(runtimes.get(text(model, "runtime"), {}), "spec")
+    release = text(runtimes.get(text(model, "runtime")), "metadata", "annotations", "opendatahub.io/runtime-version")  # v0.9.1.0
     base, own = next(objects(runtime, "containers"), {}), model or _container(predictor)
     # KServe merges a container of the predictor with the name of the engine's into it
     more = named(predictor, text(base, "name"), "containers", key="name") if model and base else {}
     image, version = text(own, "image") or text(base, "image"), text(model, "runtimeVersion")
     if image and version:  # KServe replaces the tag of the runtime's image
         image = f"{split_image(image)[0]}:{version}"
-    words = [word.replace("{{.Name}}", text(manifest, "metadata", "name")) for word in [*_words(base), *_words(more), *_words(own)]]
-    minimum, maximum = integer(predictor, "minReplicas"), integer(predictor, "maxReplicas")
-    container = {
-        **base,
-        **own,
-        "image": "" if "huggingfaceserver" in image else image,
-        "command": [],
-        # the runtime for Hugging Face models has a flag of its own that chooses vLLM
-        "args": [word for word in words if not word.startswith("--backend=")],
-        **{field: [each for source in (base, more, own) for each in objects(source, field)] for field in ("env", "volumeMounts")},
-    }
-    # as KServe merges the Pod of the runtime and the predictor's
-    table, sources = load_tables()["Pod"], (runtime, mapping(manifest, "metadata"), predictor)
-    inherited = {field: value for field, value in runtime.items() if field in (*table.kept, *table.becomes)}
-    merged = {field: [*objects(runtime, field), *objects(predictor, field)] for field in ("containers", "volumes", "imagePullSecrets")}
-    selector = {**mapping(runtime, "nodeSelector"), **mapping(predictor, "nodeSelector")}
+    minimum, maximum, name = integer(predictor, "minReplicas"), integer(predictor, "maxReplicas"), text(manifest, "metadata", "name")
+    container = merged(merged(base, more), {**own, "name": text(base, "name") or text(own, "name")})
+    # the runtime for Hugging Face models has a flag of its own that chooses vLLM
+    words = [word.replace("{{.Name}}", name) for word in _words(container) if not word.startswith("--backend=")]
+    container |= {"image": "" if "huggingfaceserver" in image else image, "command": [], "args": words}
+    table, kind = load_tables()["Pod"], "InferenceService of KServe"
+    inherited = {field: value for field, value in runtime.items() if field in (*table.kept, *table.becomes, *table.parts)}
+    location, storage = text(model, "storageUri") or text(named(own, "STORAGE_URI", "env", key="name"), "value"), mapping(model, "storage")
     parts = {
-        "source": f"InferenceService {text(manifest, 'metadata', 'name')} of KServe",
+        "places": [("ServingRuntime", {"spec": runtime}, "ServingRuntime: "), (kind, manifest, "")],
         "advice": [say("gateway"), *([say("to-zero")] if minimum == 0 else [])],
-        "metadata": {field: {k: v for each in sources for k, v in mapping(each, field).items()} for field in ("labels", "annotations")},
-        "model": text(model, "storageUri") or text(named(own, "STORAGE_URI", "env", key="name"), "value"),
-        "spec": {"replicas": max(1, minimum or 1), "rollout": _rollout(mapping(predictor, "deploymentStrategy"))},
+        "model": location or (f"{text(storage, 'path')} of the data connection {text(storage, 'key') or 'default'}" if storage else ""),
+        "version": version_of_image(image if "huggingfaceserver" in image else f"vllm:{release}") or "",
+        "spec": {"replicas": max(1, minimum or 1)},
     }
-    pod = {**inherited, **predictor, **merged, "nodeSelector": selector}
-    engine = _of_platform(manifest, "InferenceService of KServe", container, pod, **parts)
-    engine.report.dropped += load_tables()["ServingRuntime"].dropped_from({"spec": runtime}, "ServingRuntime: ")
+    engine = _of_platform(manifest, kind, container, merged(inherited, predictor), **parts)
     engine.report.advice += [say("runtime", name=name)] if (name := text(model, "runtime")) and not runtime else []
     annotations = {**mapping(manifest, "metadata", "annotations"), **mapping(model, "annotations")}
     told = load_tables()["annotations of KServe"].dropped.items()
@@ -176,7 +174,6 @@ def _of_llm_inference_service(manifest: Manifest, _others: Sequence[Manifest]) -
     data, local = integer(spec, "parallelism", "data"), integer(spec, "parallelism", "dataLocal")
     advice = [say("router")] if spec.get("router") else []
     parts = {
-        "source": f"LLMInferenceService {name} of KServe",
         "advice": advice if container.get("command") else [*advice, say("published")],
         "flags": {"kvTransferConfig": offloading, "collectDetailedTraces": "all" if traces else None},
         "words": more,
@@ -184,7 +181,6 @@ def _of_llm_inference_service(manifest: Manifest, _others: Sequence[Manifest]) -
         "metadata": {"annotations": passed_on},
         "served_name": text(spec, "model", "name") or ("" if container.get("command") else name),
         "adapters": [{"name": text(each, "name"), "uri": text(each, "uri")} for each in objects(spec, "model", "lora", "adapters")],
-        "spec": {"replicas": integer(spec, "replicas"), "rollout": _rollout({"rollingUpdate": spec.get("rolloutStrategy")})},
     }
     return [_of_platform(manifest, "LLMInferenceService of KServe", container, mapping(spec, "template"), **parts)]
 
@@ -231,22 +227,13 @@ def _of_llmkube(manifest: Manifest, others: Sequence[Manifest]) -> list[Engine]:
         "speculativeConfig": {"model": draft["model"], **tokens} if speculates else None,
     }
     parts = {
-        "source": f"InferenceService {name} of LLMKube",
+        "places": [("InferenceService of LLMKube", manifest, ""), ("Model of LLMKube", model, f"Model {wanted}: ")],
         "advice": [],
         "flags": flags,
-        "words": [*_listed(config, "extraArgs"), *extra],
         "limits": {text(gpu, "resourceName") or GPU_RESOURCE: integer(spec, "resources", "gpu") or integer(gpu, "count") or 1},
-        "model": text(model, "spec", "source"),
-        "token": mapping(config, "hfTokenSecretRef"),
-        "spec": {
-            "replicas": integer(spec, "replicas"),
-            "service": _service(integer(spec, "endpoint", "port"), text(spec, "endpoint", "type"), {}),
-        },
+        "spec": {"service": _service(integer(spec, "endpoint", "port"), text(spec, "endpoint", "type"), {})},
     }
-    claims = {"resourceClaims": gpu["resourceClaims"]} if "resourceClaims" in gpu else {}
-    engine = _of_platform(manifest, "InferenceService of LLMKube", {"command": _listed(spec, "command")}, claims, **parts)
-    engine.report.dropped += load_tables()["Model of LLMKube"].dropped_from(model, f"Model {wanted}: ")
-    return [engine]
+    return [_of_platform(manifest, "InferenceService of LLMKube", {}, {}, **parts)]
 
 
 def _of_stack(values: Manifest, others: Sequence[Manifest]) -> list[Engine]:
@@ -256,68 +243,59 @@ def _of_stack(values: Manifest, others: Sequence[Manifest]) -> list[Engine]:
 
 def _of_model_spec(model: Manifest, values: Manifest, others: Sequence[Manifest]) -> Engine:
     """Return the engine of one model of the production stack. Its settings come before those of all models."""
-    common, config, token = mapping(values, "servingEngineSpec"), mapping(model, "vllmConfig"), model.get("hf_token")
-    cache, is_first = mapping(model, "lmcacheConfig"), str(config.get("v0")) == "1"
+    common, config = mapping(values, "servingEngineSpec"), mapping(model, "vllmConfig")
+    cache = mapping(model, "lmcacheConfig") if mapping(model, "lmcacheConfig").get("enabled") else {}
     connector = {"kv_connector": "LMCacheConnectorV1", "kv_role": text(cache, "kvRole") or "kv_both"}
-    env: list[Manifest] = [{"name": name, "value": str(value)} for name, value in mapping(common, "configs").items()]
-    env += [
-        *objects(common, "env"),
-        *objects(model, "env"),
-        *(_variable("LMCACHE_LOCAL_CPU", "True") if cache.get("enabled") and cache.get("cpuOffloadingBufferSize") else []),
-        *(_variable("HF_TOKEN", str(token)) if isinstance(token, str) else []),
+    env = [
+        *_variable("LMCACHE_LOCAL_CPU", "True" if cache.get("cpuOffloadingBufferSize") else None),
+        *_variable("HF_TOKEN", model.get("hf_token")),
+        *_variable("VLLM_API_KEY", common.get("vllmApiKey")),
+        *_variable("VLLM_USE_V1", "0" if str(config.get("v0")) == "1" else None),
     ]
-    env += [*_variable("VLLM_API_KEY", common.get("vllmApiKey")), *(_variable("VLLM_USE_V1", "0") if is_first else [])]
-    mounts, volumes = list(objects(model, "extraVolumeMounts")), list(objects(model, "extraVolumes"))
-    if size := text(model, "shmSize"):
-        mounts.append({"name": "shm", "mountPath": "/dev/shm"})
-        volumes.append({"name": "shm", "emptyDir": {"sizeLimit": size}})
-    resources, repository = mapping(model, "resources"), text(model, "repository")
+    size, resources, repository = text(model, "shmSize"), mapping(model, "resources"), text(model, "repository")
     container = {
         "image": f"{repository}:{text(model, 'tag') or 'latest'}" if repository else "",
-        "args": words_of_settings(config, without=("v1", "extraArgs", "v0")),
         "env": env,
         "resources": resources,
-        "volumeMounts": mounts,
+        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}] if size else [],
     }
     is_own = model.get("tolerationsPolicy") == "override" and model.get("tolerations")
-    pod: dict[str, Any] = {"tolerations": [*(() if is_own else objects(common, "tolerations")), *objects(model, "tolerations")]}
+    pod: dict[str, Any] = {"volumes": [{"name": "shm", "emptyDir": {"sizeLimit": size}}] if size else []}
+    pod |= {"tolerations": [*(() if is_own else objects(common, "tolerations")), *objects(model, "tolerations")]}
     terms = list(objects(model, "nodeSelectorTerms"))
     if terms and not (model.get("affinity") or model.get("nodeName")):  # as in the chart, which ignores the terms beside these
         pod["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
-    spec: dict[str, Any] = {"replicas": read_integer(model.get("replicaCount")), "rollout": _rollout(mapping(common, "strategy"))}
     modes, storage = sequence(model.get("pvcAccessMode")), text(model, "pvcStorage")
     volume = {"size": storage, "storageClassName": text(model, "storageClass") if storage else ""}
     volume |= {"accessMode": modes[0]} if modes and modes[0] != "ReadWriteOnce" else {}
     weights = {"claimName": claim} if (claim := text(model, "pvcExistingClaimName")) else {"volume": {k: v for k, v in volume.items() if v}}
-    spec |= {"weights": weights} if any(weights.values()) else {}
     parts = {
         "source": f"model {text(model, 'name')} of the production stack",
-        "has_cache": cache.get("enabled"),
         "name": text(model, "name"),
-        "advice": [*([say("stack.router")] if "routerSpec" in values else []), *([say("lmcache")] if cache.get("enabled") else [])],
-        "flags": {"kvTransferConfig": connector} if cache.get("enabled") else {},
-        "words": _listed(config, "extraArgs"),
+        "advice": [*([say("stack.router")] if "routerSpec" in values else []), *([say("lmcache")] if cache else [])],
+        "flags": {**dict.fromkeys(("v0", "v1", "extraArgs")), "kvTransferConfig": connector if cache else None},
         "limits": {} if resources else {text(model, "requestGPUType") or GPU_RESOURCE: model.get("requestGPU") or 0},
-        "model": text(model, "modelURL"),
         "adapters": _adapters_of_stack(model, values, others),
-        "token": _reference(token),
-        "spec": spec,
+        "spec": {"weights": weights} if any(weights.values()) else {},
     }
-    alone = {**values, "servingEngineSpec": {**common, "modelSpec": [model]}}
-    return _of_platform(alone, "values of the production stack", container, {**pod, "volumes": volumes}, **parts)
+    alone = {**values, "servingEngineSpec": {**common, "modelSpec": [{**model, "lmcacheConfig": cache}]}}
+    return _of_platform(alone, "values of the production stack", container, pod, **parts)
 
 
 def _of_vllm_runtime(manifest: Manifest, _others: Sequence[Manifest]) -> list[Engine]:
     """Return the engine of a VLLMRuntime, with the flags that the operator of the production stack adds."""
-    spec, cache, config = mapping(manifest, "spec"), mapping(manifest, "spec", "lmCacheConfig"), mapping(manifest, "spec", "vllmConfig")
+    spec, config, cache = mapping(manifest, "spec"), mapping(manifest, "spec", "vllmConfig"), mapping(manifest, "spec", "lmCacheConfig")
     image, resources = mapping(spec, "deploymentConfig", "image"), mapping(spec, "deploymentConfig", "resources")
+    cache = cache if cache.get("enabled") else {}
     flags: dict[str, Any] = {name: config.get(name) is True for name in ("enableChunkedPrefill", "enablePrefixCaching")}
-    if cache.get("enabled"):
-        flags |= {"kvTransferConfig": {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}}
-    variables = _variable("LMCACHE_LOCAL_CPU", "True") if cache.get("enabled") and cache.get("cpuOffloadingBufferSize") else []
+    flags["kvTransferConfig"] = {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"} if cache else None
+    variables = _variable("LMCACHE_LOCAL_CPU", "True" if cache.get("cpuOffloadingBufferSize") else None)
     container = {"image": "/".join(filter(None, (text(image, "registry"), text(image, "name")))), "env": variables}
-    limits, router = {text(resources, "gpuType") or GPU_RESOURCE: resources.get("gpu")}, [say("stack.router")]
-    return [_of_platform(manifest, "VLLMRuntime", container, {}, limits=limits, flags=flags, has_cache=cache.get("enabled"), advice=router)]
+    limits, alone = (
+        {text(resources, "gpuType") or GPU_RESOURCE: resources.get("gpu")},
+        {**manifest, "spec": {**spec, "lmCacheConfig": cache}},
+    )
+    return [_of_platform(alone, "VLLMRuntime", container, {}, limits=limits, flags=flags, advice=[say("stack.router")])]
 
 
 def _of_storm_service(manifest: Manifest, _others: Sequence[Manifest]) -> list[Engine]:
@@ -336,36 +314,30 @@ def _of_storm_service(manifest: Manifest, _others: Sequence[Manifest]) -> list[E
 
 def _of_dynamo(manifest: Manifest, _others: Sequence[Manifest]) -> list[Engine]:
     """Return an engine for each worker of a DynamoGraphDeployment that runs vLLM, without those that only prefill."""
-    engines, services = [], {name: mapping(each) for name, each in mapping(manifest, "spec", "services").items()}
+    kind, engines, services = (
+        "DynamoGraphDeployment",
+        [],
+        {name: mapping(each) for name, each in mapping(manifest, "spec", "services").items()},
+    )
     services |= {text(each, "name"): _service_of_component(each) for each in objects(manifest, "spec", "components")}
     words = {name: _words(mapping(each, "extraPodSpec", "mainContainer")) for name, each in services.items()}
     workers = [name for name in services if any(_DYNAMO in word for word in words[name])]
     served = [name for name in workers if not _PREFILL.search(" ".join([*words[name], text(services[name], "subComponentType")]))]
     for name in served:
         each, pod = services[name], mapping(services[name], "extraPodSpec")
-        main, sizes, secret = mapping(pod, "mainContainer"), mapping(each, "resources"), text(each, "envFromSecret")
-        limits = {**mapping(sizes, "limits"), GPU_RESOURCE: mapping(sizes, "limits").get("gpu") or mapping(sizes, "requests").get("gpu")}
-        container = {
-            **main,
-            "name": "main",
-            "image": "",  # its tag counts Dynamo
-            "command": [],
-            "resources": mapping(main, "resources")
-            or {"requests": {k: v for k, v in mapping(sizes, "requests").items() if k in ("cpu", "memory")}},
-            "args": [word.replace(_DYNAMO, "vllm.entrypoints.openai.api_server") for word in words[name]],
-            "env": [*objects(manifest, "spec", "envs"), *objects(each, "envs"), *objects(main, "env")],
-            "envFrom": [*objects(main, "envFrom"), *([{"secretRef": {"name": secret}}] if secret else [])],
+        main, place = mapping(pod, "mainContainer"), "services" if name in mapping(manifest, "spec", "services") else "components"
+        # the tag of the image counts Dynamo, and the directory is in this image
+        container = {**main, "name": "main", "image": "", "workingDir": "", "command": []}
+        container["args"] = [word.replace(_DYNAMO, "vllm.entrypoints.openai.api_server") for word in words[name]]
+        parts: dict[str, Any] = {"part": name if len(served) > 1 else "", "version": version_of_image(text(main, "image")) or ""}
+        parts["limits"] = {
+            GPU_RESOURCE: mapping(each, "resources", "limits").get("gpu") or mapping(each, "resources", "requests").get("gpu")
         }
-        parts: dict[str, Any] = {"spec": {"replicas": integer(each, "replicas")}, "part": name if len(served) > 1 else ""}
-        parts["nodes"] = integer(each, "multinode", "nodeCount")
-        parts["limits"] = {resource: amount for resource in (GPU_RESOURCE, "cpu", "memory") if (amount := limits.get(resource))}
+        parts["places"] = [(kind, manifest, ""), ("service of Dynamo", each, f"spec.{place}.{name}.")]
         mounted = [(text(mount, "name"), path) for mount in objects(each, "volumeMounts") if (path := text(mount, "mountPoint"))]
-        container["volumeMounts"] = [*objects(main, "volumeMounts"), *({"name": claim, "mountPath": path} for claim, path in mounted)]
-        volumes = [{"name": claim, "persistentVolumeClaim": {"claimName": claim}} for claim, _ in mounted]
-        pod = {**pod, "volumes": [*objects(pod, "volumes"), *volumes]}
-        engine = _of_platform(manifest, "DynamoGraphDeployment", container, pod, metadata=mapping(each, "extraPodMetadata"), **parts)
-        place = "services" if name in mapping(manifest, "spec", "services") else "components"
-        engine.report.dropped += load_tables()["service of Dynamo"].dropped_from(each, f"spec.{place}.{name}.")
+        container = merged(container, {"volumeMounts": [{"name": claim, "mountPath": path} for claim, path in mounted]})
+        pod = merged(pod, {"volumes": [{"name": claim, "persistentVolumeClaim": {"claimName": claim}} for claim, _ in mounted]})
+        engine = _of_platform(manifest, kind, container, pod, metadata=mapping(each, "extraPodMetadata"), **parts)
         engine.report.dropped += [say("both", part=f"the service {other}") for other in workers if other not in served]
         engine.report.dropped += [f"The service {other}: it does not run vLLM." for other in services if other not in workers]
         engines.append(engine)
@@ -385,14 +357,13 @@ def _of_kubeai(manifest: Manifest, _others: Sequence[Manifest]) -> list[Engine]:
     if text(spec, "engine") != "VLLM":
         raise ImportRefusedError(f"the Model {name} of KubeAI has the engine {text(spec, 'engine')}, not VLLM")
     profile, _, count = text(spec, "resourceProfile").partition(":")
-    container = {"env": [{"name": key, "value": str(value)} for key, value in mapping(spec, "env").items()]}
     parts = {
         "limits": {GPU_RESOURCE: count or 1},
         "advice": [say("profile", profile=profile), *([say("to-zero")] if not integer(spec, "minReplicas") else [])],
         "spec": {"replicas": max(1, integer(spec, "replicas") or integer(spec, "minReplicas") or 1)},
         "adapters": [{"name": text(each, "name"), "uri": text(each, "url")} for each in objects(spec, "adapters")],
     }
-    return [_of_platform(manifest, "Model of KubeAI", container, {}, model=text(spec, "url").partition("?")[0], served_name=name, **parts)]
+    return [_of_platform(manifest, "Model of KubeAI", {}, {}, model=text(spec, "url").partition("?")[0], served_name=name, **parts)]
 
 
 def _of_kaito(manifest: Manifest, others: Sequence[Manifest]) -> list[Engine]:
@@ -403,6 +374,7 @@ def _of_kaito(manifest: Manifest, others: Sequence[Manifest]) -> list[Engine]:
     parts: dict[str, Any] = {
         "model": f"hf://{model}" if model else name,
         "served_name": name.rpartition("/")[2],
+        "metadata": mapping(template, "metadata"),
         "advice": [say("instance")],
     }
     config = text(spec, "inference", "config")
@@ -413,7 +385,6 @@ def _of_kaito(manifest: Manifest, others: Sequence[Manifest]) -> list[Engine]:
         raise ImportRefusedError(f"inference_config.yaml in the ConfigMap {config} is not valid YAML. Correct it") from error
     parts["flags"] = {name: value for each in settings for name, value in mapping(each, "vllm").items()}
     parts["advice"] += [say("kaito.config" if given else "kaito.missing", name=config)] if config else []
-    parts |= {"nodes": integer(spec, "resource", "count"), "metadata": mapping(template, "metadata")}
     return [_of_platform(manifest, f"{kind} of KAITO", _container(mapping(template, "spec")), mapping(template, "spec"), **parts)]
 
 
@@ -431,39 +402,36 @@ def _of_model_service(values: Manifest, _others: Sequence[Manifest]) -> list[Eng
     pod = {**decode, **({"affinity": {"nodeAffinity": required}} if match["key"] else {})}
     parts = {
         "name": name.rpartition("/")[2],
-        "nodes": integer(sizes, "workers"),
         "flags": {} if is_own else {f"{size}ParallelSize": count for size, count in counts.items() if count > 1},
         "limits": {GPU_RESOURCE: counts["tensor"] * counts["data"], **mapping(container, "resources", "limits")},
-        "model": text(model, "uri").replace("{{ .Values.modelArtifacts.name }}", name),
+        "model": text(model, "uri").replace("{{ .Values.modelArtifacts.name }}", name).replace('"', ""),
         "served_name": name,
-        "spec": {"replicas": integer(decode, "replicas"), "rollout": _rollout(mapping(decode, "strategy"))},
     }
     return [_of_platform(values, "values of llm-d", container, pod, **parts)]
 
 
 def _of_platform(manifest: Manifest, kind: str, container: Manifest, pod: Manifest, **given: Any) -> Engine:
-    """Return an engine of what is given and of the fields that the table of this kind places. `part` is its name among several engines."""
+    """Return an engine of what is given, and of the fields of `places` (table, object, start of paths). `part`: its name among several."""
     parts: dict[str, Any] = {"container": {}, "pod": {}, "metadata": {}, "flags": {}, "engine": {}, "words": [], "variables": {}}
-    table, report = load_tables()[kind], Report(advice=given.pop("advice", [say("service.new")]))
-    table.place(manifest, parts)
-    report.dropped += table.dropped_from(manifest)
-    base, own = mapping(parts, "container", "resources"), mapping(container, "resources")
-    limits = {**mapping(base, "limits"), **mapping(own, "limits"), **given.pop("limits", {})}
+    report = Report(advice=given.pop("advice", [say("service.new")]))
+    for name, source, where in given.pop("places", [(kind, manifest, "")]):
+        load_tables()[name].place(source, parts)
+        report.dropped += load_tables()[name].dropped_from(source, where)
     flags = words_of_settings(parts["flags"] | given.pop("flags", {}))
-    words = [*_words(container), *flags, *_listed(parts, "words"), *given.pop("words", ())]
-    env = [*objects(container, "env"), *objects(parts, "container", "env")]
-    has_cache = given.pop("has_cache", False)
-    env += [{"name": name, "value": str(value)} for name, value in parts["variables"].items() if has_cache]
-    resources = {**base, **own, "limits": {name: amount for name, amount in limits.items() if amount}}
-    whole = {**parts["container"], **container, "args": words, "command": [], "env": env, "resources": resources}
+    known, token = parts["engine"], mapping(parts["engine"], "token")
+    secret = {"secretName": token.get("name"), "secretKey": token.get("key") or "HF_TOKEN"} if token.get("name") else None
+    env = [*_variable("HF_TOKEN", secret), *({"name": name, "value": str(value)} for name, value in parts["variables"].items())]
+    limits = {name: amount for name, amount in given.pop("limits", {}).items() if amount}
+    whole = merged(merged(parts["container"], container), {"env": env, "resources": {"limits": limits}})
+    words = [*_words(whole), *flags, *_listed(parts, "words"), *given.pop("words", ())]
+    whole |= {"args": words, "command": []}
     name = "-".join(filter(None, (given.pop("name", "") or text(manifest, "metadata", "name"), given.pop("part", ""))))
     metadata = _pod_metadata(report, manifest, parts["metadata"], given.pop("metadata", {}), selector=given.pop("selector", ()))
-    known, secret = parts["engine"], text(parts, "engine", "token", "name")
-    spec = {"replicas": integer(known, "replicas"), "rollout": _rollout({"type": known.get("strategy")})}
-    token = {"name": secret, "key": text(known, "token", "key") or "HF_TOKEN"} if secret else {}
-    common = {"namespace": text(manifest, "metadata", "namespace"), "model": text(known, "model"), "token": token, "spec": spec}
-    engine = {"container": whole, "pod": {**parts["pod"], **pod}, "metadata": metadata, "report": report, **common, **given}
-    return Engine(**{"source": f"{kind} {name}", "name": name, **engine})
+    spec = {"replicas": read_integer(known.get("replicas")), "rollout": _rollout(known.get("rollout")), **given.pop("spec", {})}
+    common = {"namespace": text(manifest, "metadata", "namespace"), "model": text(known, "model"), "nodes": integer(known, "nodes")}
+    engine = {"container": whole, "pod": merged(parts["pod"], pod), "metadata": metadata, "spec": spec, "report": report, **common, **given}
+    what, _, tool = kind.partition(" of ")
+    return Engine(**{"source": f"{what} {name} of {tool}".removesuffix(" of "), "name": name, **engine})
 
 
 def _adapters_of_stack(model: Manifest, values: Manifest, others: Sequence[Manifest]) -> list[Manifest]:
@@ -511,9 +479,9 @@ def _without_tools(values: Mapping[str, str], lost: Collection[str] = ()) -> dic
 
 def _container(pod: Manifest) -> Manifest:
     """Return the container that runs vLLM: by its image or command, else the first with a GPU."""
+    by_words = [each for each in objects(pod, "containers") if _has_vllm(each)]
     told = ((each, " ".join((text(each, "name"), text(each, "image"), *_words(each)[:4]))) for each in objects(pod, "containers"))
-    containers = [each for each, words in told if _has_vllm(each) or not _OTHER_ENGINES.search(words)]
-    by_words = [each for each in containers if _has_vllm(each)]
+    containers = [each for each, words in told if not _OTHER_ENGINES.search(words)]
     by_gpu = [each for each in containers if any(name.startswith("nvidia.com/") for name in mapping(each, "resources", "limits"))]
     by_name = [each for each in containers if each.get("name") in ("main", "kserve-container", "vllm")]
     return next(iter([*by_words, *by_gpu, *by_name]), {})
@@ -531,11 +499,11 @@ def _listed(source: Manifest, name: str) -> list[str]:
     return [str(word) for word in sequence(source.get(name))]
 
 
-def _rollout(strategy: Manifest) -> dict[str, Any]:
-    """Return `spec.rollout`. Percentages, which are the default, are left to the operator."""
-    if strategy.get("type") == "Recreate":
+def _rollout(strategy: Any) -> dict[str, Any]:
+    """Return `spec.rollout` of a strategy, its type or its numbers. Percentages, which are the default, are left to the operator."""
+    if "Recreate" in (strategy, mapping(strategy).get("type")):
         return {"strategy": "Recreate"}
-    numbers = {name: integer(strategy, "rollingUpdate", name) for name in ("maxSurge", "maxUnavailable")}
+    numbers = {name: integer(mapping(strategy, "rollingUpdate") or strategy, name) for name in ("maxSurge", "maxUnavailable")}
     return {name: number for name, number in numbers.items() if number is not None}
 
 

@@ -2,27 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, cached_property
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from vllm_operator.api.reading import Manifest, text
 from vllm_operator.catalog.entry import Sourced, load_file
 from vllm_operator.cli.imports.engine import put
-
-
-def _flat(written: Any) -> Any:
-    """Join the keys of nested mappings: `{spec: {paused: no}}` is `{spec.paused: no}`."""
-    if not isinstance(written, dict):
-        return written
-    flat: dict[str, Any] = {}
-    for name, value in written.items():
-        inner = _flat(value)
-        flat |= {f"{name}.{rest}": text for rest, text in inner.items()} if isinstance(inner, dict) else {name: inner}
-    return flat
-
-
-Fields = Annotated[Mapping[str, str], BeforeValidator(_flat), Field(default_factory=dict)]
 
 
 class Table(Sourced):
@@ -30,10 +16,10 @@ class Table(Sourced):
 
     templates: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
-    becomes: Fields
-    dropped: Fields
+    becomes: Mapping[str, str] = Field(default_factory=dict)
+    dropped: Mapping[str, str] = Field(default_factory=dict)
     ignored: tuple[str, ...] = ()
-    parts: Fields
+    parts: Mapping[str, str] = Field(default_factory=dict)
     defaults: Mapping[str, Any] = Field(default_factory=dict)
 
     @cached_property
@@ -58,8 +44,6 @@ class Table(Sourced):
 
 QUEUES = "kueue.x-k8s.io/"
 """Prefix of labels that Kueue and KServe pass on from an object to its Pods."""
-Places = Sequence[tuple[Table, str]]
-"""Tables that may have a field, each with the path of the object that has the field, with a dot."""
 
 
 def name_of_table(manifest: Manifest) -> str:
@@ -78,7 +62,8 @@ def find_unread(manifest: Manifest) -> list[str]:
 _VALUES = {"modelArtifacts": "values of llm-d", "servingEngineSpec": "values of the production stack"}
 
 
-def _unread(value: Any, places: Places, where: str) -> Iterator[str]:
+def _unread(value: Any, places: Sequence[tuple[Table, str]], where: str) -> Iterator[str]:
+    """Find unread fields. `places` are tables that may have them, each with the path of the object that has them, with a dot."""
     if isinstance(value, list):
         for index, each in enumerate(value):
             yield from _unread(each, places, f"{where.removesuffix('.')}[{text(each, 'name') or index}].")

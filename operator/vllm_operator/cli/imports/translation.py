@@ -12,7 +12,7 @@ from vllm_operator.api.reading import Manifest, mapping, objects, read_integer, 
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.notes import say
 from vllm_operator.catalog.versions import VersionTable
-from vllm_operator.cli.imports.engine import REFERENCE, CommandLine, Engine, ImportRefusedError, Report, put, read_command_line
+from vllm_operator.cli.imports.engine import REFERENCE, CommandLine, Engine, ImportRefusedError, Report, names_in, put, read_command_line
 from vllm_operator.cli.imports.pod import PodParts
 from vllm_operator.cli.imports.tables import load_tables
 from vllm_operator.planning.engine.image import split_image, version_of_image
@@ -68,6 +68,8 @@ class _Translation:
         values = {text(each, "name"): text(each, "value") for each in variables if "value" in each}
         words = [str(word) for word in sequence(engine.container.get("args"))]
         line = read_command_line(words, {**values, **{name: f"$({name})" for name in (*self.secrets, *self.known_in_pod)}})
+        values |= line.variables
+        variables += [{"name": name, "value": value} for name, value in line.variables.items()]
         programs = " ".join((*line.others, str(engine.pod.get("initContainers"))))
         self.downloaded = {match[1] or match[2] for match in _DOWNLOAD.finditer(programs)}
         self.report.dropped += [f"The command in the container's script: {clean(other, 80)}" for other in line.others]
@@ -97,30 +99,29 @@ class _Translation:
         self.report.translated.append(f"{source} is spec.{path}.")
 
     def _version(self, image: str) -> None:
-        engine = self.spec["engine"]
-        version = version_of_image(image) if image else None
-        repository = split_image(image)[0]
+        """Write the version and the image: that of the vLLM project is left to the operator, which takes its variant for the driver."""
+        engine, versions, report = self.spec["engine"], self.catalog.versions, self.report
         if (devices := self.catalog.images.other_devices(image)) is not None:
             raise ImportRefusedError(f"the image {image} is for {devices}. The operator supports NVIDIA GPUs only")
-        if version is not None:
-            version = self.catalog.versions.complete(version) or version
-            self.table = self.catalog.versions.resolve(version).table
-            engine["version"] = version
-            if repository in _OFFICIAL_IMAGES:
-                self.report.translated.append(f"The image {image} is version {version}; the operator takes its variant for the GPU driver.")
-            else:
-                engine["image"] = image
-                self.report.kept.append(f"The image {image}.")
-                if not repository.endswith(_OFFICIAL_IMAGES):
-                    self.report.advice.append(f"Check that the tag of the image {image} is the version of vLLM in it ({version}).")
-        elif image and not repository.endswith(_OFFICIAL_IMAGES):
-            engine["image"] = image
-            self.report.advice.append(f"The tag of the image {image} is not a vLLM release. Set spec.engine.version to its version.")
+        told, repository = version_of_image(image) or self.engine.version, split_image(image)[0]
+        is_mirror = repository.endswith(_OFFICIAL_IMAGES)
+        kept = {"image": image} if image and not (repository in _OFFICIAL_IMAGES if told else is_mirror) else {}
+        if kept and not told:
+            engine |= kept
+            report.advice.append(say("release.unread", image=image))
+            return
+        version = versions.complete(told) or told or versions.newest.version
+        self.table = versions.resolve(version).table
+        engine |= {"version": version, **kept}
+        report.kept += [f"The image {image}."] if kept else []
+        if not told:
+            report.advice.append(say("release.newest", image=image, version=version) if image else say("release.none", version=version))
+        elif version in image and not is_mirror:
+            report.advice.append(say("release.tag", image=image, version=version))
+        elif version in image and not kept:
+            report.translated.append(say("release.official", image=image, version=version))
         else:
-            self.table = self.catalog.versions.newest
-            engine["version"] = newest = self.table.version
-            told = f"The image {image} does not say its version" if image else "The manifest does not say the version of vLLM"
-            self.report.advice.append(f"{told}, so spec.engine.version is the newest that the operator knows, {newest}. Check it.")
+            report.translated.append(say("release.known", version=version))
 
     def _flags(self, line: CommandLine) -> None:
         args: dict[str, dict[str, Any]] = {}
@@ -129,11 +130,7 @@ class _Translation:
             if self.table is not None and flag.startswith("--enable-") and value.lower() in ("true", "false"):
                 flag, values = flag if value.lower() == "true" else flag.replace("--", "--no-", 1), ()
                 self.report.translated.append(f"{written}={value} is {flag}: newer versions of vLLM take no value for it.")
-            if flag == "--enable-expert-parallel":
-                self._put(flag, "parallelism.expert", "Enabled")
-            elif flag == "--revision":
-                self._put(flag, "model.revision", value)
-            elif flag in ("--enable-lora", "--lora-modules") and "adapters" in self.spec:
+            if flag in ("--enable-lora", "--lora-modules") and "adapters" in self.spec:
                 self.report.translated.append(f"{flag} is spec.adapters.")
             elif any(map(_FILLED_IN.search, values)):
                 self.report.dropped.append(say("template", flag=flag))
@@ -154,10 +151,10 @@ class _Translation:
         env: dict[str, dict[str, Any]] = {}
         for variable in variables:
             name, secret = text(variable, "name"), mapping(variable, "valueFrom", "secretKeyRef")
+            if name in _SECRETS and not variable.get("value", "valueFrom" in variable):
+                continue
             if not self._translate(name, text(variable, "value"), secret) and name not in ("", "STORAGE_URI") and self._is_known(name):
                 env[name] = {key: variable[key] for key in ("name", "value", "valueFrom") if key in variable}
-        if self.engine.token:
-            self._secret("The token", _TOKEN, self.engine.token)
         if env:
             self.spec["engine"]["env"] = list(env.values())
             self.report.kept.append(f"Variables: {', '.join(env)}.")
@@ -168,7 +165,9 @@ class _Translation:
             self._secret(name, _SECRETS[name], secret)
         elif name in self.dropped:
             self.report.dropped.append(f"{name}: {self.dropped[name]}.")
-        elif (field := self.known.becomes.get(name)) is not None and value:
+        elif (field := self.known.becomes.get(name)) == "parallelism.expert":
+            self._put(name, field, "Enabled")
+        elif field is not None and value:
             self._check_references([value])
             self._put(f"{name} {value}", field, (read_integer(value) or 1) if field.startswith("parallelism") else value)
         else:
@@ -179,7 +178,7 @@ class _Translation:
         """Raise ImportRefusedError for a variable whose value is unknown. `$` in JSON is usually no variable."""
         env = {text(each, "name") for each in objects(self.engine.container, "env")}
         for value in values:
-            for name in (next(filter(None, found.groups())) for found in REFERENCE.finditer(value)):
+            for name in sorted(names_in(value)):
                 if name not in self.known_in_pod and (name in env or not value.lstrip().startswith(("{", "["))):
                     raise ImportRefusedError(say("variable", name=name))
 
@@ -296,8 +295,8 @@ class _Translation:
         elif gpus == 1 and needed == 1:
             sizes = {}
             accelerator["count"] = 1
-        elif needed == 1:
-            sizes = {**sizes, "tensor": self.parts.gpus}
+        elif not sizes:
+            sizes = {"tensor": self.parts.gpus}
             self.report.translated.append(f"{gpus} GPUs without a parallel size are spec.parallelism.tensor {self.parts.gpus}.")
         elif gpus != needed:
             self.report.advice.append(say("gpus", gpus=gpus, needed=needed))

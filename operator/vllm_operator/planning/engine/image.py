@@ -1,8 +1,8 @@
 """The image of the engine, the vLLM version in it, and its compatibility with the GPU driver of the nodes.
 
 The version is `spec.engine.version`, else the image tag, which counts only if it is a vLLM release: `vllm/vllm-openai:v0.20.1`,
-`.../vllm:0.24.0-cu129`. `latest`, `nightly`, digests, NVIDIA's calendar versions (25.09-py3), and tags of forks, of other products that
-contain vLLM (LMCache) and of images with other names say nothing about the vLLM version. Then the user must set it.
+`.../vllm:0.24.0-cu129`; for known tags of products that contain vLLM (Dynamo, llm-d, NVIDIA's containers), it is in the catalog. `latest`,
+`nightly`, digests, and other tags of forks, of such products and of images with other names say nothing. Then the user must set it.
 
 Without an image in the spec, the operator takes the image of the vLLM project with a CUDA version that the driver supports: an older or
 unknown driver gets the variant with CUDA 12 instead of 13. An image in the spec is accepted or refused.
@@ -64,12 +64,15 @@ def split_image(image: str) -> tuple[str, str | None]:
 
 
 def version_of_image(image: str) -> str | None:
-    """Return the vLLM version in an image tag; None if the tag is not a vLLM release."""
+    """Return the vLLM version that an image's tag stands for; None if it is not a vLLM release, nor a known one of another product."""
     repository, tag = split_image(image)
     path = f"/{repository}".lower()
-    if tag is None or "vllm" not in path.rpartition("/")[2] or any(part in path for part in load_engine_facts().foreign_tags):
+    if tag is None:
         return None
-    release = parse_release(tag) if _TAG.match(tag) else None
+    if product := next((each for each in load_engine_facts().other_products if any(part in path for part in each.images)), None):
+        starts = [start for start in product.versions if re.match(rf"v?{re.escape(start)}(?![0-9A-Za-z])", tag)]
+        return _normalize(product.versions[max(starts, key=len)]) if starts else None
+    release = parse_release(tag) if "vllm" in path.rpartition("/")[2] and _TAG.match(tag) else None
     if release is None or release[0] >= FIRST_CALENDAR_YEAR:
         return None
     return _normalize(tag)
