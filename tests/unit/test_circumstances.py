@@ -31,6 +31,16 @@ CASES = {
     "intel by the message": (failed(LEVEL_ZERO, "torch/xpu/__init__.py"), [], ["Xid", "CUDA", "NCCL"]),
     "intel by its platform": (platform("xpu") + failed("RuntimeError: CUDA error: odd"), [], ["Xid", "CUDA", "NCCL"]),
     "vLLM imports AITER on every GPU": (platform("cuda") + failed(GPU_ERROR % "CUDA", "vllm/_aiter_ops.py"), [], ["AMD_"]),
+    "flags that are not set are not taken away": (
+        ARGUMENTS % ", 'max_num_seqs': 8" + failed("NotImplementedError: The page size of the layer is not divisible"),
+        ["Use a newer vLLM"],
+        ["--kv-cache-dtype", "--block-size", "--speculative-config"],
+    ),
+    "a flag that is set is taken away": (
+        ARGUMENTS % ", 'block_size': 48" + failed("NotImplementedError: The page size of the layer is not divisible"),
+        ["Remove --block-size: such a setting", "Otherwise use a newer vLLM"],
+        ["--kv-cache-dtype"],
+    ),
     "graphs": (platform("cuda") + ARGUMENTS % "" + failed(GPU_ERROR % "CUDA"), ["--enforce-eager"], []),
     "no graphs already": (
         platform("cuda") + ARGUMENTS % ", 'enforce_eager': True" + failed(GPU_ERROR % "CUDA"),

@@ -186,3 +186,44 @@ def test_an_encoder_that_got_data_in_fp8_is_not_to_be_started_without_a_flag_tha
     crash = crash_of("AssertionError: Input dtype must be odd, got torch.float8_e4m3fn", *files, given=given)
     assert crash.family == "EncoderQuantizedOnline"
     assert first in (crash.remedy or "")
+
+
+FOUND = "(EngineCore pid=40)     Found GPU0 NVIDIA {} which is of cuda capability 12.1.\n"
+DUMP = RECORD + "Dumping scheduler output for model execution: SchedulerOutput(scheduled_spec_decode_tokens={a-1: [%s]})\n"
+
+
+@pytest.mark.parametrize(("gpu", "first"), [("GB10", "--kv-cache-memory-bytes"), ("RTX PRO 6000", "0.95")])
+def test_a_gpu_that_shares_the_memory_of_the_cpu_decides_how_to_make_room_for_the_kv_cache(gpu: str, first: str) -> None:
+    assert first in (crash_of("ValueError: No available memory for the cache blocks.", beside=FOUND.format(gpu)).remedy or "")
+
+
+@pytest.mark.parametrize(("tokens", "is_told"), [("-1, -1", True), ("271, 31", False)])
+def test_drafted_tokens_that_are_placeholders_tell_where_an_index_came_from(tokens: str, is_told: bool) -> None:
+    crash = crash_of("torch.AcceleratorError: CUDA error: device-side assert triggered", beside=READY + DUMP % tokens)
+    assert ("placeholders" in crash.cause) is is_told
+    assert ("--no-async-scheduling" in (crash.remedy or "")) is is_told
+
+
+@pytest.mark.parametrize(
+    ("file", "first"),
+    [
+        ("vllm/model_executor/layers/fused_moe/odd_moe.py:_ensure_workspace", "Choose another --moe-backend"),
+        ("vllm/v1/attention/backends/odd.py:allocate_workspace", "Choose another --attention-backend"),
+        ("vllm/v1/attention/backends/odd.py:forward", "Lower --max-num-batched-tokens"),
+    ],
+)
+def test_memory_that_ran_out_before_the_kv_cache_is_that_of_a_step_or_of_the_work_space_of_a_kernel(file: str, first: str) -> None:
+    loaded = "(EngineCore pid=40) INFO 10-01 10:01:00 [gpu_model_runner.py:5132] Model loading took 21.82 GiB memory and 22.1 seconds\n"
+    crash = crash_of(MEMORY, f"{WORKER}:determine_available_memory", "vllm/v1/worker/gpu_model_runner.py:profile_run", file, beside=loaded)
+    assert (crash.remedy or "").startswith(first)
+
+
+@pytest.mark.parametrize(
+    ("files", "named"),
+    [
+        (("transformers/odd.py:<module>", "kernels/layer.py:__init__"), "The package kernels, which transformers uses,"),
+        (("vllm/odd.py", "acme/odd.py:<module>"), "The package acme could"),
+    ],
+)
+def test_the_package_at_fault_is_that_of_the_last_frame(files: tuple[str, ...], named: str) -> None:
+    assert named in crash_of("ValueError: odd", *files).cause

@@ -5,6 +5,7 @@ import pytest
 from support import observations as o
 from support.engine_logs import API_SERVER_GIVES_UP, HEALTHY_START, READY, engine_failure
 from vllm_operator.catalog.startup import load_startup
+from vllm_operator.cli.diagnose import headline
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.status.knowledge import load_knowledge
 from vllm_operator.status.terminations import diagnose_termination
@@ -50,6 +51,7 @@ def named(log: str) -> str | None:
 )
 def test_a_build_that_was_interrupted_tells_of_an_end_from_outside(ending: str) -> None:
     assert named(HEALTHY_START + ending) == "TerminatedDuringStartup"
+    assert headline(parsed(HEALTHY_START + ending).final_state).startswith("Terminated ")
 
 
 @pytest.mark.parametrize(
