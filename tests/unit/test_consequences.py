@@ -157,4 +157,4 @@ def test_the_flags_that_a_remedy_names_and_that_are_set_are_told() -> None:
     crash = read_pasted(arguments + START + failure("Worker_TP0", 1, *unequal)).final_state.crash
     assert crash is not None
     assert crash.remedy is not None
-    assert crash.remedy.endswith("or none is set, use a newer vLLM. This engine has --kv-cache-dtype.")
+    assert crash.remedy.endswith("pages of such models. This engine has --kv-cache-dtype.")

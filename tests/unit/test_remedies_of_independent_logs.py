@@ -216,6 +216,14 @@ CASES = {
     "spark-cold-start-negative-cache": ("--kv-cache-memory-bytes", "set it to 0.9"),
     "two-spark-killed-while-converting": ("gives memory back", "spec.podTemplate"),
     "wide-ep-decode-create-ah": ("another NVSHMEM", "reboot"),
+    "decode-pool-dies-some-prompts": ("the same prompt to prefill and decode", "--no-enable-prefix-caching"),
+    "dynamo-nemotron-decode-second-turn": ("--no-enable-prefix-caching", "can be reached"),
+    "glm52-dcp8-h200-refused": ("No other --attention-backend helps", "what the message says"),
+    "glm53-flash-on-eight-4090": ("No flag helps", "Remove --attention-backend"),
+    "gpt-oss-120b-triton-on-spark": (".tile::scatter4", "TRITON_PTXAS_PATH"),
+    "nemotron-tool-plugin-after-bump": ("vllm.entrypoints.openai.protocol", "Check the spelling"),
+    "nightly-image-dies-after-warmup": ("of two versions", "plugin requires"),
+    "single-3090-180k-recipe": ("111456", "--kv-cache-dtype"),
 }
 
 

@@ -52,13 +52,10 @@ TOLD_OTHERWISE = {
     "spark-cold-start-negative-cache.log": Verdict.PARTLY,  # the headline says it in other words
     "gemma4-12b-qat-first-forward.log": Verdict.UNKNOWN,  # the headline has neither the model nor its class
     "structured-output-500-on-three-gpus.log": Verdict.UNKNOWN,  # requests failed, which a notice says: the engine goes on
-    "nemotron-tool-plugin-after-bump.log": Verdict.WRONG,  # the failed import of the plugin is above
-    "gpt-oss-120b-triton-on-spark.log": Verdict.WRONG,  # an instruction that the GPU lacks, not an old assembler
     "engine-died-service-stayed-down.log": Verdict.UNKNOWN,  # the headline has no name of the process
     "external-lb-four-ranks-two-nodes.log": Verdict.UNKNOWN,  # only the frames name the sizes
     "v4-pro-eight-h200.log": Verdict.PARTLY,  # the headline says loading the model
     "v100-qwen38-awq-int4.log": Verdict.PARTLY,  # only the frames name the method
-    "dynamo-nemotron-decode-second-turn.log": Verdict.UNKNOWN,  # prefix caching is not named
     "statefulset-pod-restarts-under-traffic.log": Verdict.UNKNOWN,  # the log of a server that runs ends in the same way
     "custom-allreduce-no-p2p-hang.log": Verdict.UNKNOWN,  # a slow start ends in the same way, and a notice says that it may hang
 }
