@@ -411,6 +411,13 @@ CASES: dict[str, tuple[list[str], str]] = {
         ["vllm/v1/worker/gpu/model_runner.py:capture_model", "vllm/model_executor/layers/sparse_attn_indexer.py"],
         "torch.AcceleratorError: CUDA error: invalid argument",
     ),
+    "LoaderPackageMismatch": (
+        ["vllm/model_executor/model_loader/weight_utils.py:instanttensor_weights_iterator"],
+        "TypeError: safe_open.__init__() got an unexpected keyword argument 'copy'",
+    ),
+    "ReplicasShareNodes": (["vllm/config/parallel.py:local_world_size"], "ZeroDivisionError: integer division or modulo by zero"),
+    "ExpertSpaceTooSmall": (["flashinfer/fused_moe/cute_dsl/b12x_moe.py"], "ValueError: num_tokens (8192) exceeds max_num_tokens (4096)"),
+    "TopkBufferMissing": (["vllm/models/deepseek_v4/nvidia/flashmla.py"], "AssertionError: assert self.topk_indices_buffer is not None"),
     "TransferredBlocksDiffer": (
         ["vllm/distributed/kv_transfer/kv_connector/v1/nixl/worker.py:_apply_prefix_caching"],
         "AssertionError: assert num_local_blocks == num_remote_blocks",

@@ -223,6 +223,12 @@ CASES = {
     "gpt-oss-120b-triton-on-spark": (".tile::scatter4", "TRITON_PTXAS_PATH"),
     "nemotron-tool-plugin-after-bump": ("vllm.entrypoints.openai.protocol", "Check the spelling"),
     "nightly-image-dies-after-warmup": ("of two versions", "plugin requires"),
+    "b12x-moe-two-dp-5090": ("--moe-backend", "lacks the kernel"),
+    "external-lb-four-ranks-two-nodes": ("nnodes 2", "that the message is about"),
+    "minimax-m3-fast-loader": ("Start without --load-format", "compare their sizes"),
+    "qwen38-two-ranks-exit-before-serve": ("for which the patches were written", "ConfigMap"),
+    "spark-instanttensor-start": ("does not know copy", "mounted over"),
+    "v4-flash-0731-half-hour": ("go back to 0.25.0", "Start once with another"),
     "single-3090-180k-recipe": ("111456", "--kv-cache-dtype"),
 }
 

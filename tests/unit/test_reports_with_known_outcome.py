@@ -53,7 +53,6 @@ TOLD_OTHERWISE = {
     "gemma4-12b-qat-first-forward.log": Verdict.UNKNOWN,  # the headline has neither the model nor its class
     "structured-output-500-on-three-gpus.log": Verdict.UNKNOWN,  # requests failed, which a notice says: the engine goes on
     "engine-died-service-stayed-down.log": Verdict.UNKNOWN,  # the headline has no name of the process
-    "external-lb-four-ranks-two-nodes.log": Verdict.UNKNOWN,  # only the frames name the sizes
     "v4-pro-eight-h200.log": Verdict.PARTLY,  # the headline says loading the model
     "v100-qwen38-awq-int4.log": Verdict.PARTLY,  # only the frames name the method
     "statefulset-pod-restarts-under-traffic.log": Verdict.UNKNOWN,  # the log of a server that runs ends in the same way
