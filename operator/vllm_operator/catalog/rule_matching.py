@@ -145,10 +145,6 @@ def _read_number(value: object) -> Range:
     return parse_range(value)
 
 
-def _expand(names: frozenset[str]) -> frozenset[str]:
-    return frozenset(each for name in names for each in ARCHITECTURES.get(name, (name,)))
-
-
 Element = TypeVar("Element")
 OneOrMore = Annotated[frozenset[Element], BeforeValidator(lambda value: value if isinstance(value, list) else [value])]
 """A value, or a list of values, one of which must match."""
@@ -158,6 +154,7 @@ _is_architecture = matching(
     r"sm_([0-9]{2,3}|(7|8|10|12)x)", "is not an architecture; one looks like sm_90, or sm_12x for sm_120 and sm_121"
 )
 ArchitectureName = Annotated[str, AfterValidator(_is_architecture)]
+_EXPANDED = AfterValidator(lambda names: frozenset(each for name in names for each in ARCHITECTURES.get(name, (name,))))
 Patterns = Annotated[Mapping[str, Expression], Field(max_length=SETTINGS_LIMIT)]
 
 
@@ -168,7 +165,7 @@ def _values(description: str, alias: str | None = None) -> Any:
 class FactValues(Entry):
     """Values of facts, by fact: the field names are as in `RuleInput`."""
 
-    architecture: Annotated[OneOrMore[ArchitectureName], AfterValidator(_expand)] = _values(
+    architecture: Annotated[OneOrMore[ArchitectureName], _EXPANDED] = _values(
         "`sm_90`; `sm_7x`, `sm_8x`, `sm_10x` and `sm_12x` stand for their families", "architectures"
     )
     attention: OneOrMore[Attention] = _values("kind of attention")

@@ -35,15 +35,17 @@ def with_usage(
     devices that Pods hold, also those of `owner`, are not taken twice. A Pod for which there is no place takes none.
     """
     taken = _Taken(inventory, in_use, dict(in_use.all), set(in_use.claimed_by_others() or ()))
+    missing: dict[tuple[Any, ...], tuple[Promise, int]] = {}  # promises that are alike are placed together: there may be hundreds
     for name, promise in promises.items():
-        if promise is not None and name != owner:
-            taken.add(promise, name)
-    own = in_use.own.get(owner, {})
+        if promise is not None and name != owner and (count := taken.missing(promise, name)) > 0:
+            alike = (promise.gpu, promise.resource, promise.count, str(promise.tolerations), tuple(promise.nodes))
+            missing[alike] = promise, count + missing.get(alike, (promise, 0))[1]
+    for promise, count in missing.values():
+        taken.add(promise, count)
+    own, claimed = in_use.own.get(owner, {}), in_use.claimed
     used = {place: amount - own.get(place, 0) for place, amount in taken.used.items()}
-    if in_use.claimed is None:
-        return replace(inventory, used=used, own=own, allocated=None)
-    own_claimed = (device for pod in pods for device in in_use.claimed.get(pod, ()))
-    return replace(inventory, used=used, own=own, allocated=frozenset(taken.claimed.difference(own_claimed)))
+    allocated = None if claimed is None else frozenset(taken.claimed.difference(*(claimed.get(pod, ()) for pod in pods)))
+    return replace(inventory, used=used, own=own, allocated=allocated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +56,24 @@ class _Taken:
     claimed: set[str]
     pools: dict[tuple[GPUIdentity, str], dict[str, Pool]] = field(default_factory=dict)  # by node; there may be many promises of one GPU
 
-    def add(self, promise: Promise, promised_to: Owner) -> None:
-        pools, count = self._pools_of(promise.gpu, promise.resource), max(promise.count, 1)
-        own = self.in_use.own.get(promised_to, {}).items()
+    def missing(self, promise: Promise, promised_to: Owner) -> int:
+        own, pools = self.in_use.own.get(promised_to, {}).items(), self._pools_of(promise.gpu, promise.resource)
         placed = sum(amount for (node, resource), amount in own if resource == promise.resource and node in pools)
         placed += sum(len((self.in_use.claimed or {}).get(uid, ())) for uid in promise.pods)
+        return promise.replicas - placed // max(promise.count, 1)
+
+    def add(self, promise: Promise, missing: int) -> None:
+        pools, count = self._pools_of(promise.gpu, promise.resource), max(promise.count, 1)
         tolerated = [*DEFAULT_TOLERATIONS, *promise.tolerations]
-        for _ in range(promise.replicas - placed // count):
-            enough = {node: free for node, pool in pools.items() if (free := self._free(node, pool)) >= count}
-            usable = (node for node in enough if not promise.nodes or node in promise.nodes)
-            nodes = [node for node in usable if all(it.is_tolerated(tolerated) for it in self.inventory.taints.get(node, ()))]
-            if not nodes:
-                break
-            node = min(nodes, key=lambda name: (enough[name], name))  # leave whole nodes to those who need them
+        allowed, taints = pools.keys() & set(promise.nodes or pools), self.inventory.taints
+        nodes = [node for node in allowed if all(it.is_tolerated(tolerated) for it in taints.get(node, ()))]
+        for free, node in sorted((self._free(node, pools[node]), node) for node in nodes):  # leave whole nodes to those who need them
+            pods = max(min(missing, free // count), 0)
+            missing -= pods
             if pools[node].claims:
-                self.claimed.update(self._devices(node, pools[node])[:count])
-            else:
-                self.used[node, promise.resource] = self.used.get((node, promise.resource), 0) + count
+                self.claimed.update(self._devices(node, pools[node])[: pods * count])
+            elif pods:
+                self.used[node, promise.resource] = self.used.get((node, promise.resource), 0) + pods * count
 
     def _pools_of(self, gpu: GPUIdentity, resource: str) -> Mapping[str, Pool]:
         if (gpu, resource) not in self.pools:
