@@ -83,6 +83,22 @@ async def test_where_reading_takes_long_it_is_done_less_often(world: World) -> N
     assert world.cluster.asked == 2
 
 
+@pytest.mark.parametrize(("limit", "asked"), [(0.0, 2), (1.0, 1)])
+async def test_urgent_reads_take_a_third_of_the_time_except_where_the_content_is_known_to_be_old(
+    world: World, limit: float, asked: int
+) -> None:
+    [first] = await world.waiting(1)
+    world.now += 2
+    world.cluster.answers.set()
+    assert await first == ONE
+    world.now += 3
+    await world.cache.read(max_age=0.0, limit=limit)
+    assert world.cluster.asked == asked
+    world.now += 1
+    await world.cache.read(max_age=0.0, limit=limit)
+    assert world.cluster.asked == asked + 1
+
+
 async def test_that_one_is_cancelled_does_not_concern_the_others(world: World) -> None:
     first, second = await world.waiting(2)
     first.cancel()

@@ -26,8 +26,8 @@ from vllm_operator.pods.view import PodView
 
 AGE_SECONDS = 30.0
 """Maximum age of what was read, in seconds."""
-REST_FACTOR = 10.0
-"""Minimum interval between two reads, as a multiple of the duration of a read: reading takes at most a tenth of the time."""
+REST_FACTOR, URGENT_REST_FACTOR = 10.0, 3.0
+"""Minimum interval between two reads, as a multiple of the duration of a read: of most callers, and of those with a small `limit`."""
 ON_NODES = {"spec.nodeName!": "", "status.phase!": "Succeeded"}
 """Field selector of the Pods that may use devices."""
 NODE_LISTS = 8
@@ -53,11 +53,11 @@ class SharedRead(Generic[Content]):
         self._error: Exception | None = None
 
     async def get(self, max_age: float, *, limit: float = AGE_SECONDS, or_last: bool = False) -> Content:
-        """Return the content, at most `max_age` seconds old, or older if reading takes long, but never older than `limit` in seconds.
+        """Return content at most `max_age` seconds old, or up to `limit` seconds or three reads if reading takes long; new if `limit` is 0.
 
         `or_last`: return the last content, of any age, while the API server is unavailable. Raises ClusterError.
         """
-        age, before = min(max(max_age, REST_FACTOR * self._took), limit), self._reads
+        age, before = min(max(max_age, REST_FACTOR * self._took), limit and max(limit, URGENT_REST_FACTOR * self._took)), self._reads
         if self._content is not None and self._clock() - self._read_at < age:
             return self._content  # without waiting for a read: a caller that has just read decides before those that wait for the lock
         fresh = before + self._reading.locked() + 1  # number of the first read that begins from now on: a running one began earlier
