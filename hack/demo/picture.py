@@ -41,7 +41,7 @@ def draw_picture(objects: Sequence[Mapping[str, Any]], cold: Start, warm: Start)
     by_name = {each["metadata"]["name"]: each for each in objects}
     scale = BAR / seconds_of(cold)
     warm_begins = BEGINS + SECONDS + 0.6
-    remedy = _advice(by_name["tinyllama"], "Crashed", r"What to do: ([^.]+?)(?:, which|\.)")
+    remedy = _advice(by_name["tinyllama"], "Crashed", r"What to do: ([^.]+?)(?:, which|:|\.)")
     way_out = _advice(by_name["llama"], "Ready", r"(Add [^.]+? to spec[\w.]+\w)")
     upgraded = by_name["mistral"]["status"]
     came_back = f"{upgraded['lastCrash']['signature']} after an upgrade: revision {upgraded['rollback']['number']} serves again by itself."

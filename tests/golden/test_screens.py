@@ -89,7 +89,9 @@ def test_the_picture_in_the_readme_has_the_five_situations_of_the_demo(golden: G
     said = [text.text for text in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
     for words in ("kernel warm-up", "7 min 28 s  ✔ serves", "25 s  ✔ serves", "✘ MigUuidNotInteger", "✘ NoMatchingGPU", "✘ RolledBack"):
         assert words in said
-    assert len([words for words in said if words and words.startswith("What to do: ")]) == 2
+    advice = [words for words in said if words and words.startswith("What to do: ")]
+    assert len(advice) == 2
+    assert max(map(len, advice)) <= 88, "it is wider than the picture"
     # the last frame is what is drawn; only the way to it is animated
     assert "infinite" not in drawn
     assert "http" not in drawn.replace("http://www.w3.org/2000/svg", "")
@@ -116,7 +118,7 @@ def test_all_deployments_of_the_demo(moment: str, golden: Golden) -> None:
     lines = top_page(content["objects"], datetime.fromisoformat(content["moment"]), width=100)
     golden(FOLDER / f"top-{moment}.txt", plain(lines) + "\n")
     if moment == "starting":
-        golden(IMAGES / "top.svg", picture(lines, "kubectl vllm top", width=110))
+        golden(IMAGES / "top.svg", picture(lines, "kubectl vllm top", width=max(len(plain([line])) for line in lines)))
 
 
 def test_the_gpus_of_the_demo(golden: Golden) -> None:
