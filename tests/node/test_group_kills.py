@@ -59,7 +59,7 @@ async def start(cluster: Cluster, orders: Orders, environment: NodeEnvironment, 
     environment.load_image(late)
     await cluster.create(group(cluster, orders, image=late, speed="50", gpus=4))
     await kill()
-    says = (late, "The others wait for the Pod.")
+    says = (late, "The other Pods of the replica keep their GPUs, and wait for it.")
     await cluster.wait_for("VLLMDeployment", "llama", lambda it: all(words in problem(it) for words in says), within=90)
     await kill()
     environment.load_image(late, environment.second)
