@@ -54,7 +54,7 @@ async def test_a_pod_leaves_a_node_with_a_broken_gpu(
 async def test_a_pod_stays_where_no_other_node_has_a_gpu(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
     pod, bad = await break_gpu(served, sim, "Avoid")
     told = await served.wait_for(
-        "VLLMDeployment", "llama", lambda it: "Pods still use it" in condition(it, "Crashed").get("message", ""), within=60
+        "VLLMDeployment", "llama", lambda it: "No other nodes have enough GPUs" in condition(it, "Crashed").get("message", ""), within=60
     )
     assert f"without node {bad} nothing starts" in condition(told, "Crashed")["message"]
     assert "avoidedNodes" not in told["status"]
