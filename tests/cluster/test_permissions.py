@@ -39,6 +39,10 @@ NO_REQUEST = {
     # the API server looks this up itself when a child names its owner (OwnerReferencesPermissionEnforcement, as on OpenShift)
     ("vllm-operator.dev", "vllmdeployments/finalizers", "update"),
 }
+AT_TIMES = {
+    # read only if a Pod is gone from the object cache while its log is read to the end
+    ("", "pods", "get"),
+}
 FOR_EVERYBODY = {
     # allowed by the role system:basic-user, to every account
     ("authorization.k8s.io", "selfsubjectaccessreviews", "create"),
@@ -80,7 +84,7 @@ async def test_every_permission_is_used_and_none_is_missing(
     used = {right for request in requests if request.resource for right in needed(request)} - FOR_EVERYBODY
     assert used - rights == set()
     of_groups = {right for right in rights if right[1] == "leaderworkersets"}  # see test_groups.py
-    assert rights - used - of_groups == NO_REQUEST
+    assert rights - used - of_groups - AT_TIMES == NO_REQUEST
 
 
 async def test_the_right_that_makes_no_request_is_needed_all_the_same(served: Cluster, operator: OperatorProcess) -> None:
