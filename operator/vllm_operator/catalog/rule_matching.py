@@ -87,7 +87,7 @@ class RuleInput(Facts):
     expert_tensor: int = 1
     expert_parallel: bool = False
     exchanges_tokens: bool = False
-    environment: Mapping[str, str] = field(default_factory=dict, hash=False)
+    environment: Mapping[str, str] = field(default_factory=dict, hash=False)  # a mapping has no hash; it counts for equality
     arguments: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property

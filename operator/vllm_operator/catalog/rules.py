@@ -76,7 +76,7 @@ class Rule(Entry):
     priority: Annotated[StrictInt, Field(ge=-100, le=100)] = Field(0, description="the highest of a kind and component wins")
 
     def __hash__(self) -> int:
-        return hash(self.id)
+        return hash(self.id)  # equal rules have equal names; mappings among the fields have no hash
 
     @model_validator(mode="after")
     def _check_effect(self) -> "Rule":
