@@ -1,8 +1,8 @@
 """Figures of an engine under a fixed load, and whether a new plan is worse than the current one.
 
 Each plan is measured at least twice, in turns, so that the differences between runs of one plan show how much the figures vary. A figure is
-worse if its mean is worse than that of the current plan by more than its limit. As long as the difference is so near to the limit that the
-variation could explain it, both plans are measured again, at most `MAX_PAIRS` times.
+worse if its mean is worse than that of the current plan by more than its limit, and by more than the variation explains. As long as the
+difference is so near to the limit that the variation decides, both plans are measured again, at most `MAX_PAIRS` times.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -78,8 +78,8 @@ class Figure:
 
     @property
     def is_worse(self) -> bool:
-        """Whether the new plan is worse by more than the limit."""
-        return self.is_relevant and self.loss > self.limit
+        """Whether the new plan is worse by more than the limit, and than the variation explains."""
+        return self.is_relevant and self.loss > max(self.limit, VARIATION_FACTOR * self.variation)
 
     @property
     def text(self) -> str:
