@@ -122,6 +122,16 @@ def found(*ranks: Rank) -> GroupDiagnosis:
             "CudaOutOfMemory",
             id="the first of several errors",
         ),
+        pytest.param(
+            [
+                Rank(number=0, state=WAITS, crash=crash("LeaderNameNotFound", 9)),
+                Rank(number=1, crash=crash("LeaderNameNotFound"), exit_code=1),
+            ],
+            GroupState.CRASHED,
+            1,
+            "LeaderNameNotFound",
+            id="both report the same and one of them has ended",
+        ),
         pytest.param([Rank(number=0, state=READY), Rank(number=1, state=LOADED)], GroupState.SERVING, None, None, id="it serves"),
         pytest.param(
             [
@@ -170,6 +180,7 @@ def test_when_the_others_give_up() -> None:
 
     assert found(Rank(number=0, state=WAITS)).gives_up_at == NOW + timedelta(seconds=600)
     assert found(Rank(number=0, state=patient), Rank(number=1, is_blocked=True)).gives_up_at == NOW + timedelta(seconds=900)
+    assert found(Rank(number=0, state=patient), Rank(number=1, state=ALSO_WAITS)).gives_up_at == NOW + timedelta(seconds=900)
 
 
 def test_the_number_of_nodes_in_a_log_costs_little() -> None:

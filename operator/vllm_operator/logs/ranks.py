@@ -73,8 +73,8 @@ class GroupDiagnosis:
     gives_up_at: datetime | None = None  # when the first node that waits for the others fails
 
 
-def diagnose_ranks(ranks: Sequence[Rank], knowledge: StartupKnowledge) -> GroupDiagnosis:
-    """Return the root cause, or the node that the others wait for. `ranks` are the known nodes, at least one."""
+def diagnose_ranks(ranks: Sequence[Rank], knowledge: StartupKnowledge, timeout: int = DEFAULT_TIMEOUT_SECONDS) -> GroupDiagnosis:
+    """Return the root cause, or the node that others wait for: `timeout` seconds unless a log says it. At least one rank is known."""
     by_id = {signature.id: signature for signature in knowledge.signatures}
     size = max((*(rank.place.nodes or 0 for rank in ranks), *(rank.number + 1 for rank in ranks), 2))
     known = {rank.number: rank for rank in ranks}
@@ -91,12 +91,13 @@ def diagnose_ranks(ranks: Sequence[Rank], knowledge: StartupKnowledge) -> GroupD
         return _crashed(starved, crash, failed)
     # The leader quotes what a worker on another node has reported: its own would have logged the error there.
     causes = [it for it in causes if _QUOTED not in it[1].line] or causes
+    causes.sort(key=lambda each: each[0].exit_code is None)  # of equal ones, the rank that has ended: the other one may go on
     if causes:
         rank, crash = causes[0] if len({it.signature + it.cause for _, it in causes}) == 1 else min(causes, key=lambda each: _order(*each))
         has_memory = crash.signature == NO_KV_CACHE and rank.place.nodes and 0 < _kv_cache(rank) < float("inf")
         is_elsewhere = rank.number == 0 and (has_memory or _QUOTED in crash.line)
         return _crashed(_only([it for it in everyone if it is not rank]) if is_elsewhere else rank, crash, failed)
-    return _lost(everyone, failed, by_id) or _going(everyone, by_id)
+    return _lost(everyone, failed, by_id) or _going(everyone, by_id, timeout)
 
 
 def _lost(everyone: Sequence[Rank], failed: Sequence[tuple[Rank, Crash]], by_id: dict[str, Signature]) -> GroupDiagnosis | None:
@@ -122,21 +123,18 @@ def _lost(everyone: Sequence[Rank], failed: Sequence[tuple[Rank, Crash]], by_id:
     return _crashed(rank, describe(by_id[LOST if has_joined or ended else MISSING], "", _about(rank)), failed)
 
 
-def _going(everyone: Sequence[Rank], by_id: dict[str, Signature]) -> GroupDiagnosis:
+def _going(everyone: Sequence[Rank], by_id: dict[str, Signature], timeout: int) -> GroupDiagnosis:
     """Return the state of an engine on nodes of which none has failed."""
     if any(it.stage is Stage.READY for it in everyone):
         return GroupDiagnosis(state=GroupState.SERVING, rank=None)
     waiting = [it for it in everyone if it.place.is_waiting and not it.is_blocked]
-    limits = [
-        it.state.stage_since + timedelta(seconds=it.place.timeout_seconds or DEFAULT_TIMEOUT_SECONDS)
-        for it in waiting
-        if it.state is not None and it.state.stage_since is not None
-    ]
+    since = min((it.state.stage_since for it in waiting if it.state is not None and it.state.stage_since is not None), default=None)
+    limit = next((it.place.timeout_seconds for it in everyone if it.place.timeout_seconds), timeout)  # followers do not log theirs
+    until = since + timedelta(seconds=limit) if since is not None else None
     absent = [it for it in everyone if not (it.state or it.name or it.is_blocked)]  # no Pod, or no log
     reported = (it.state.obstacle for it in waiting if it.state is not None)
     obstacle = next((crash for crash in reported if crash is not None and not _follows(crash, by_id, set())), None)
-    present = [it for it in everyone if it not in absent]
-    slowest, until = min(present, key=lambda it: it.progress), min(limits, default=None)
+    slowest = min((it for it in everyone if it not in absent), key=lambda it: it.progress)
     if waiting and (absent or obstacle or len(waiting) == len(everyone)):
         rank = _only(absent) if obstacle is None else None
         crash = obstacle or describe(by_id[MISSING], "", _about(rank))

@@ -32,10 +32,10 @@ from vllm_operator.caches.claims import ClaimHolder
 from vllm_operator.caches.context import NO_ACTIVITY, CacheActivity
 from vllm_operator.inventory.pools import Inventory, Room, Taint
 from vllm_operator.logs.progress import allowed_silence_seconds, infer_silence
-from vllm_operator.logs.ranks import LOST, GroupDiagnosis, GroupState, Rank, diagnose_ranks
+from vllm_operator.logs.ranks import DEFAULT_TIMEOUT_SECONDS, LOST, GroupDiagnosis, GroupState, Rank, diagnose_ranks
 from vllm_operator.logs.state import CacheEvidence, Crash, Stage, StartupState, UnreadLog
 from vllm_operator.planning.outcome import Outcome
-from vllm_operator.planning.placement.groups import ENGINES_FLAG
+from vllm_operator.planning.placement.groups import ENGINES_FLAG, TIMEOUT_FLAG
 from vllm_operator.pods.view import EventLog, Phase, PodView, killed_by_probe, place_of, refine, told_to_stop_at
 from vllm_operator.rendering.image_reading import ImageReading
 from vllm_operator.status.knowledge import Knowledge, Messages
@@ -312,7 +312,9 @@ def _represent(observed: Observation, leader: PodView) -> PodFacts:
     members = {
         (place_of(pod.manifest) or place)[1]: _read_pod(observed, _as_member(pod, leader, serves=serves)) for pod in (leader, *others)
     }
-    found = diagnose_ranks([_rank(observed, number, member) for number, member in members.items()], observed.knowledge.startup)
+    args = {argument.name: argument.value for argument in observed.plan.args} if observed.plan is not None else {}
+    timeout = reading.read_integer(args.get(TIMEOUT_FLAG)) or DEFAULT_TIMEOUT_SECONDS
+    found = diagnose_ranks([_rank(observed, number, member) for number, member in members.items()], observed.knowledge.startup, timeout)
     chosen_rank = min(members, key=lambda number: members[number].severity)  # the Pod that is furthest behind
     if found.state is GroupState.CRASHED:  # the Pod with the root cause, else the one that ended first
         ended = [number for number, it in members.items() if it.termination or (it.state is not None and it.state.crash)]
