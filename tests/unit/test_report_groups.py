@@ -7,8 +7,9 @@ import pytest
 
 from support import observations as o
 from vllm_operator.api.conditions import CRASHED, HUNG, PAGES, READY, find_condition
+from vllm_operator.api.plan import PlannedArgument
 from vllm_operator.api.status import VLLMDeploymentStatus
-from vllm_operator.logs.state import Crash, Membership, Stage, StartupState
+from vllm_operator.logs.state import Crash, MeasuredMemory, Membership, Stage, StartupState
 from vllm_operator.status.observation import Observation
 from vllm_operator.status.report import Report, report
 
@@ -58,6 +59,15 @@ def test_a_follower_is_ready_at_once_and_still_starts() -> None:
     assert {told.status.startup.pod, *(pod.name for pod in told.status.startup.pods or ())} == {LEADER, FOLLOWER}
 
 
+def test_followers_which_do_not_log_it_wait_as_long_as_planned() -> None:
+    waits = replace(WAITS, membership=Membership(node=1, nodes=2, is_waiting=True))
+    observed = group(o.pending_pod("ContainerCreating", name=LEADER), o.ready_pod(FOLLOWER), states={(FOLLOWER, 0): waits})
+    flag = PlannedArgument(name="--distributed-timeout-seconds", value="7200", reason="")
+    told = report(replace(observed, outcome=o.outcome(plan=o.plan(nodes=2, args=[flag]))))
+
+    assert "At 16:08 UTC they give up" in said(told, READY)
+
+
 def test_a_node_that_never_comes() -> None:
     told = report(group(o.starting_pod(LEADER), None, states={(LEADER, 0): WAITS}))
 
@@ -90,6 +100,14 @@ def test_a_crash_is_told_once_with_rank_pod_node_and_what_the_others_lost() -> N
     assert told.status.last_crash is not None
     assert told.status.last_crash.pod == FOLLOWER
     assert len([event for event in told.events if event.reason == "HfRepoNotFound"]) == 1
+
+
+def test_what_others_lost_is_named_by_its_kind_if_it_has_no_name_of_its_own() -> None:
+    lost = replace(LOST_PEER, signature="Unknown", family="CollectiveFailed")
+    states = {(LEADER, 0): replace(WAITS, crash=lost, is_final=True), (FOLLOWER, 0): replace(READS, crash=NO_MODEL, is_final=True)}
+    told = report(group(o.crashed_pod(LEADER), o.crashed_pod(FOLLOWER), states=states))
+
+    assert "Because of it, rank 0 reports CollectiveFailed." in said(told, CRASHED)
 
 
 @pytest.mark.parametrize(("code", "how"), [(0, "has ended with exit code 0 and no error"), (137, "was killed (exit code 137)")])
@@ -349,3 +367,26 @@ def test_flags_that_differ_between_nodes_are_told(of_leader: str, of_follower: s
 
     assert ("differ in" in told) == bool(want)
     assert want in told
+
+
+def test_what_differs_between_nodes_is_told_before_a_long_cause() -> None:
+    long = replace(NO_MODEL, cause="vLLM refuses it: " + "a long reason, " * 40)
+    leader, follower = o.starting_pod(LEADER), o.crashed_pod(FOLLOWER)
+    for pod, size in ((leader, "2"), (follower, "3")):
+        pod["spec"]["containers"] = [{"name": "vllm", "args": ["--tensor-parallel-size", size]}]
+    told = report(group(leader, follower, states={(LEADER, 0): WAITS, (FOLLOWER, 0): replace(READS, crash=long, is_final=True)}))
+
+    assert "Rank 1 (of 0 to 1) on node node-b (the nodes differ in --tensor-parallel-size: 2 and 3): vLLM refuses" in said(told, CRASHED)
+
+
+def test_the_rank_with_the_root_cause_is_named_although_only_the_leader_has_ended_and_reports_it() -> None:
+    no_memory = Crash("NoKvCacheMemory", "No memory is left for the KV cache.", "Lower it.", None, "No available memory", time=o.at(-31))
+    leader = replace(WAITS, stage=Stage.MEMORY_PROFILING, memory=MeasuredMemory(kv_cache_gib=22.2), crash=no_memory, is_final=True)
+    follower = replace(READS, stage=Stage.MEMORY_PROFILING, memory=MeasuredMemory(kv_cache_gib=-1.2))
+    told = report(group(o.crashed_pod(LEADER), o.ready_pod(FOLLOWER), states={(LEADER, 0): leader, (FOLLOWER, 0): follower}))
+
+    want = (
+        f"Pod {LEADER} crashed with exit code 1 (NoKvCacheMemory). Rank 1 (of 0 to 1) on node node-b: No memory is left for the KV cache."
+    )
+    assert said(told, CRASHED).startswith(want)
+    assert "Because of it, rank 0 reports NoKvCacheMemory." in said(told, CRASHED)
