@@ -87,6 +87,10 @@ $(VLLM_CPU)/.installed: tests/engine/tiny_llama.py
 test-hangs: $(STAMP) $(VLLM_CPU)/.installed ## Stop processes of the real vLLM on CPUs, for half an hour
 	VLLM_CPU=$(abspath $(VLLM_CPU))/bin/python VLLM_CPU_MODEL=$(abspath $(VLLM_CPU))/model $(BIN)/pytest tests/engine/test_hangs_of_vllm.py -m extended -v
 
+.PHONY: test-groups
+test-groups: $(STAMP) $(VLLM_CPU)/.installed ## Break ranks of the real vLLM in two processes on CPUs, for half an hour
+	VLLM_CPU=$(abspath $(VLLM_CPU))/bin/python VLLM_CPU_MODEL=$(abspath $(VLLM_CPU))/model $(BIN)/pytest tests/engine/test_groups_of_vllm.py -m extended -v
+
 AGAINST ?= HEAD
 OBJECTS ?= 200
 ROUNDS ?= 1

@@ -78,7 +78,7 @@ NOT_RUN = {
     "kubectl vllm status deepseek -n models --watch": "does not end; test_status_command.py tests its parts",
     "kubectl port-forward --namespace models service/qwen 8000 &": "a simulated Pod answers nothing; tests/node asks real ones",
     "curl --silent --retry 5 --retry-connrefused http://localhost:8000/v1/models": "a simulated Pod answers nothing; tests/node asks one",
-    "pytest tests/engine/test_hangs_of_vllm.py -v": "needs vLLM on CPUs, and takes half an hour",
+    "pytest tests/engine/test_hangs_of_vllm.py tests/engine/test_groups_of_vllm.py -v": "needs vLLM on CPUs, and takes an hour",
     "kubectl exec llama-7c9f6d5b8-x2k4p --namespace models -- ls /cache/hangs": "a simulated Pod runs nothing",
     **dict.fromkeys(
         (
