@@ -173,7 +173,7 @@ def test_the_init_container_has_the_volume_of_the_weights_and_the_tokens_of_adap
     own = {**SQL, "revision": "v2", "tokenSecretRef": {"name": "acme-hub-token"}}
     template = {"spec": {"containers": [ENGINE], "volumes": [{"name": "weights"}]}}
     pod = rendering.PodBuilder(template["spec"], "tools:1")
-    rendering.fetch_adapters(pod, resource(own, SUPPORT))
+    rendering.add_adapter_fetcher(pod, resource(own, SUPPORT))
     made = pod.spec
     tools, container = made["initContainers"]
     assert (tools["name"], tools["image"], container["image"]) == ("copy-tools", "tools:1", ENGINE["image"])
@@ -193,7 +193,7 @@ def test_the_init_container_has_the_volume_of_the_weights_and_the_tokens_of_adap
 def test_adapters_on_volumes_need_no_init_container() -> None:
     template = {"spec": {"containers": [ENGINE]}}
     pod = rendering.PodBuilder(template["spec"], "tools:1")
-    rendering.fetch_adapters(pod, resource(SUPPORT))
+    rendering.add_adapter_fetcher(pod, resource(SUPPORT))
     assert pod.spec == template["spec"]
 
 

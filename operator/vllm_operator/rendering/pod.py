@@ -64,15 +64,15 @@ def render_pod_template(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
     rendered = {"metadata": {"labels": labels_of(resource, Role.ENGINE)}, "spec": _pod_spec(resource, plan)}
     merged = merge_pod_template(rendered, resource.spec.pod_template)
     pod = PodBuilder(merged["spec"], plan.tools_image)
-    check_engine(pod)
-    mark_cache(pod, plan)
-    fetch_caches(pod, resource, plan)
-    fetch_adapters(pod, resource)
+    add_probe_program(pod)
+    add_cache_marker(pod, plan)
+    add_cache_fetcher(pod, resource, plan)
+    add_adapter_fetcher(pod, resource)
     return {**merged, "spec": pod.spec}
 
 
 def render_follower_template(leader: Mapping[str, Any], resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
-    """Render the Pod template of the followers from that of the leader."""
+    """Render the Pod template of the followers from the leader's."""
     template: dict[str, Any] = copy.deepcopy(dict(leader))
     template["metadata"]["labels"][COMPONENT_LABEL] = Role.FOLLOWER.value
     spec = template["spec"]
@@ -81,6 +81,7 @@ def render_follower_template(leader: Mapping[str, Any], resource: VLLMDeployment
 
 
 def _pod_spec(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
+    grace = grace_seconds(plan.drain_seconds, plan.endpoint_seconds) if plan.drain_seconds else TERMINATION_SECONDS
     spec: dict[str, Any] = {
         "containers": [render_container(resource, plan)],
         "volumes": render_volumes(resource, plan),
@@ -89,9 +90,7 @@ def _pod_spec(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
         "enableServiceLinks": False,
         # The engine never calls the Kubernetes API.
         "automountServiceAccountToken": False,
-        "terminationGracePeriodSeconds": (
-            grace_seconds(plan.drain_seconds, plan.endpoint_seconds) if plan.drain_seconds else TERMINATION_SECONDS
-        ),
+        "terminationGracePeriodSeconds": grace,
         # The image sets the user (root in vLLM's images), or podTemplate does.
         "securityContext": {
             "fsGroup": FILE_SYSTEM_GROUP,
@@ -169,13 +168,13 @@ class PodBuilder:
         self.spec = with_tools(self.spec, self._tools_image)
 
 
-def check_engine(pod: PodBuilder) -> None:
-    """Add what the readiness probe needs, unless the user has replaced it (`tools/check_engine.py`)."""
+def add_probe_program(pod: PodBuilder) -> None:
+    """Mount the program of the readiness probe (`tools/check_engine.py`), unless the user has replaced the probe."""
     if CHECK_PROGRAM in (reading.mapping(pod.engine, "readinessProbe", "exec").get("command") or ()):
         pod.add_tools_to_engine()
 
 
-def mark_cache(pod: PodBuilder, plan: Plan) -> None:
+def add_cache_marker(pod: PodBuilder, plan: Plan) -> None:
     """Add the init container `prepare-cache` if the cache directory is on a PVC."""
     address = cache_address(pod.spec)
     if pod.has(MARKER_CONTAINER) or address is None or address.key != plan.cache_key or is_read_only(pod.spec, CACHE_ROOT):
@@ -184,7 +183,7 @@ def mark_cache(pod: PodBuilder, plan: Plan) -> None:
     pod.add_init_container(MARKER_CONTAINER, command, pod.mounts_at(CACHE_ROOT)[:1])
 
 
-def fetch_caches(pod: PodBuilder, resource: VLLMDeployment, plan: Plan) -> None:
+def add_cache_fetcher(pod: PodBuilder, resource: VLLMDeployment, plan: Plan) -> None:
     """Add the init container `fetch-caches` if the spec names an artifact and the caches are on a writable volume."""
     artifact = resource.spec.cache.artifact if resource.spec.cache else None
     if artifact is None or plan.cache_artifact is None or pod.has(FETCH_CACHES_CONTAINER):
@@ -209,7 +208,7 @@ def fetch_caches(pod: PodBuilder, resource: VLLMDeployment, plan: Plan) -> None:
     pod.add_program(FETCH_CACHES_CONTAINER, {FETCH_VARIABLE: settings}, mounts, (), volumes)
 
 
-def fetch_adapters(pod: PodBuilder, resource: VLLMDeployment) -> None:
+def add_adapter_fetcher(pod: PodBuilder, resource: VLLMDeployment) -> None:
     """Add the init container `fetch-adapters` if an adapter is on the hub."""
     wanted = sorted((each for each in resource.spec.adapters or () if each.uri.startswith("hf://")), key=lambda each: each.name)
     if not wanted or pod.has(ADAPTER_CONTAINER):
@@ -288,12 +287,9 @@ def _merge_list(ours: list[Any], theirs: list[Any], keys: tuple[str, ...], entry
     merged = []
     for entry in ours:
         replacement = given.pop(identify(entry, keys), None)
-        if replacement is None:
-            merged.append(entry)
-        elif entry_rules:
-            merged.append(_merge_object(entry, replacement, entry_rules))
-        else:
-            merged.append(_without_nulls(replacement))
+        if replacement is not None:
+            entry = _merge_object(entry, replacement, entry_rules) if entry_rules else _without_nulls(replacement)
+        merged.append(entry)
     return [*merged, *map(_without_nulls, given.values())]
 
 
