@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from vllm_operator.api import reading
+from vllm_operator.api.base import Model
 from vllm_operator.api.conditions import VALID_SPEC, Verdict
 from vllm_operator.api.labels import CLAIM_FIELD_MANAGER, GATE_ANNOTATION, RACE_RECORD_ANNOTATION, UNUSED_ANNOTATION
 from vllm_operator.caches import cleaning
@@ -95,15 +96,7 @@ class Actor:
             else:
                 revision = persisted
         result = ActionResult(decision=decision, activity=decision.actions.activity, claims=dict(snapshot.claims), revision=revision)
-        gate, live = decision.actions.activity.gate, find_revision(snapshot.revisions, revision)
-        if gate is not None and not gate.is_recorded and live is not None:
-            await self.plans.annotate(live, {GATE_ANNOTATION: gate.record.model_dump_json(by_alias=True, exclude_defaults=True)})
-        race = decision.actions.activity.race
-        recorded_on = find_revision(snapshot.revisions, race.revision) if race is not None and not race.is_recorded else None
-        if race is not None and race.record is not None and recorded_on is not None:
-            await self.plans.annotate(
-                recorded_on, {RACE_RECORD_ANNOTATION: race.record.model_dump_json(by_alias=True, exclude_defaults=True)}
-            )
+        await self._record_measurements(snapshot, decision.actions.activity, revision)
         if decision.context is not None:
             recorded = {name: await self._write_record(resource.metadata.uid, name, result) for name in decision.claim_records}
             await self._run_jobs(snapshot.manifest, decision.context, result, is_recorded=recorded.get(decision.claim_name or "", True))
@@ -119,12 +112,24 @@ class Actor:
             result.exposure = await self.optional.expose(resource, snapshot.manifest, has_groups=has_groups)
             result.scaling = await self.optional.scale(resource, snapshot.manifest, has_groups=has_groups)
             if revision is not None:
+                race = decision.actions.activity.race
                 in_use = {revision, applied_revision(snapshot.deployment), resource.status.revision or "", race.revision if race else ""}
                 in_use |= {name for each in rollbacks_to_try(resource) for name in each.names}
                 await self.plans.prune(snapshot.revisions, in_use)
         except ClusterError as error:
             raise failure or error from error
         return result
+
+    async def _record_measurements(self, snapshot: Snapshot, activity: CacheActivity, revision: str | None) -> None:
+        """Write measurements on ControllerRevisions: of the gate on the plan's, of the race on the one with which the race began."""
+        gate, race, records = activity.gate, activity.race, list[tuple[str | None, str, Model]]()
+        if gate is not None and not gate.is_recorded:
+            records.append((revision, GATE_ANNOTATION, gate.record))
+        if race is not None and not race.is_recorded and race.record is not None:
+            records.append((race.revision, RACE_RECORD_ANNOTATION, race.record))
+        for name, annotation, record in records:
+            if (live := find_revision(snapshot.revisions, name)) is not None:
+                await self.plans.annotate(live, {annotation: record.model_dump_json(by_alias=True, exclude_defaults=True)})
 
     async def remove(self, owner: Manifest, removals: Iterable[Removal]) -> None:
         """Delete Jobs and finished Pods that are not needed, for example because they block the deletion of a PVC. Raises ClusterError."""

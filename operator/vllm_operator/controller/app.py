@@ -156,11 +156,8 @@ class Operator:
         )
         self.pod_observer = PodObserver(client, crashes, self.metrics, settings=settings, share=share) if settings.observe else None
         self._all_followers = (self.followers, *([self.pod_observer.followers] if self.pod_observer is not None else ()))
-        self.configs = (
-            ModelConfigs(client, HttpHub(settings.hub_endpoint), wait_seconds=settings.hub_wait_seconds, changed=self.queue.add)
-            if settings.hub_endpoint
-            else None
-        )
+        hub = HttpHub(settings.hub_endpoint) if settings.hub_endpoint else None
+        self.configs = ModelConfigs(client, hub, wait_seconds=settings.hub_wait_seconds, changed=self.queue.add) if hub else None
         inventory = InventoryCache(client, partial(read_inventory, gpus=known.shipped.gpus), sees_all_pods=not settings.namespaces)
         self.reconciler = Reconciler(
             self.cache,

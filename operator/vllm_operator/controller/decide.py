@@ -166,6 +166,7 @@ def _choose_directory(
 
 
 def _render(snapshot: Snapshot, planned: Plan, settings: Settings) -> tuple[CacheContext, list[Manifest]]:
+    """Render a plan with its remedies. Return the input of decisions about its caches, and the manifests."""
     resource, claims = snapshot.resource, snapshot.claims
     manifests = render(*carried_out(resource, planned), claims)
     if (commit := fetched_commit(resource, _deployment_of(manifests), claims)) is not None:

@@ -122,7 +122,7 @@ class Snapshot:
     build: ImageReading | None = None
     """The build of vLLM in the image; None if the catalog knows it."""
     build_records: tuple[Manifest, ...] = ()
-    """The ControllerRevisions about builds, likewise."""
+    """The ControllerRevisions about builds of vLLM in images, possibly without their data."""
     standing: Standing = Standing.NEW
     """Whether the GPU of the plan in force may be chosen again."""
 
@@ -143,7 +143,7 @@ class Snapshot:
 
     @cached_property
     def primer(self) -> Manifest | None:
-        """The Deployment of the primer, likewise."""
+        """The Deployment of the primer, under the same conditions."""
         return self._own(find_child(self.children, kube.DEPLOYMENT, primer_name(self.resource.metadata.name)))
 
     def _own(self, found: Manifest | None) -> Manifest | None:
@@ -153,7 +153,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observer:
-    """Reads snapshots with the parts of the operator that know something."""
+    """Reads snapshots."""
 
     client: ClusterClient
     catalog: KnownCatalog
@@ -201,10 +201,16 @@ class Observer:
         planned = await self._with_planning_input(snapshot)
         if planned is None:
             return replace(pending, wait_seconds=HUB_SECONDS)
-        snapshot = await self._with_serving_plan(await self._with_claims(planned, claims))
+        with_gpus = await self._with_gpus(await self._with_serving_plan(await self._with_claims(planned, claims)))
+        return with_gpus if with_gpus is not None else replace(pending, wait_seconds=UNREADABLE_SECONDS)
+
+    async def _with_gpus(self, snapshot: Snapshot) -> Snapshot | None:
+        """Add the GPUs, and which of them are in use if a rollout may begin; None while the nodes cannot be read for a rollout.
+
+        This is the last read: nothing may be awaited between the list of free GPUs and the decision, or others would be promised the same.
+        """
         may_roll_out = _may_roll_out(snapshot)
         needs_devices = may_roll_out or _grows_on_one_node(snapshot)
-        # Last: nothing may be awaited between the list of free GPUs and the decision, or others would be promised the same GPUs.
         inventory = _NO_INVENTORY if snapshot.unplanned is not None else await self._read_inventory(snapshot, fresh=needs_devices)
         resource = snapshot.resource
         if isinstance(inventory, Inventory):
@@ -214,8 +220,8 @@ class Observer:
         if not needs_devices:
             return snapshot
         if isinstance(inventory, Verdict):
-            is_passing = may_roll_out and inventory.reason == Reason.NODES_UNREADABLE and is_in_force(resource.pinned, resource)
-            return replace(pending, wait_seconds=UNREADABLE_SECONDS) if is_passing else snapshot  # a rollout must not begin by mistake
+            is_temporary = may_roll_out and inventory.reason == Reason.NODES_UNREADABLE and is_in_force(resource.pinned, resource)
+            return None if is_temporary else snapshot  # a rollout must not begin by mistake
         # This lists Pods, and so waits, only if they were not listed for a choice of the GPU.
         used = await self.inventory.count_used(resource, inventory, snapshot.pods, now=snapshot.now, with_promised=may_roll_out)
         return replace(snapshot, devices=used)
@@ -232,7 +238,7 @@ class Observer:
 
     async def _find_children(self, manifest: Manifest, pods: Sequence[PodView]) -> tuple[Manifest, ...]:
         namespace, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
-        # not watched, or not installed
+        # These kinds are not watched, or may not be installed, so they are read only if an object of them may exist.
         others = [kind for kind in (kube.CLAIM_TEMPLATE, kube.LEADER_WORKER_SET) if await self.created.may_exist(kind, (namespace, name))]
         found: list[Manifest] = []
         for kind in (kube.DEPLOYMENT, kube.SERVICE, kube.CLAIM, *others):
@@ -316,6 +322,7 @@ class Observer:
         return dict(specs[reference.name]) if reference.name in specs else missing_preset(reference, namespace, specs)
 
     async def _with_serving_plan(self, snapshot: Snapshot) -> Snapshot:
+        """Add the plan of the live Deployment, if a new plan is to be measured against it."""
         rollout, name = snapshot.resource.spec.rollout, applied_revision(snapshot.deployment)
         if rollout is None or rollout.gate != "Measure" or not name or snapshot.resource.status.revision in (None, name):
             return snapshot
@@ -424,6 +431,7 @@ class Observer:
 
 
 def _may_roll_out(snapshot: Snapshot) -> bool:
+    """Return whether the live Deployment may get another Pod template. Only the decision shows whether it does."""
     resource, revision, deployment = snapshot.resource, snapshot.resource.status.revision, snapshot.deployment
     if deployment is None or (revision is None and not snapshot.pods):
         return False
@@ -434,11 +442,8 @@ def _grows_on_one_node(snapshot: Snapshot) -> bool:
     """Return whether more replicas are wanted, although only one node can mount their volume, and a Pod has mounted it."""
     replicas = reading.integer(snapshot.deployment, "spec", "replicas") or 0
     is_growing = snapshot.deployment is not None and snapshot.resource.spec.replicas > replicas
-    return (
-        is_growing
-        and any(pod.node for pod in snapshot.pods)
-        and any(reading.is_one_node(reading.access_modes(claim)) for claim in snapshot.claims.values())
-    )
+    is_mounted = any(pod.node for pod in snapshot.pods)
+    return is_growing and is_mounted and any(reading.is_one_node(reading.access_modes(claim)) for claim in snapshot.claims.values())
 
 
 def claims_to_read(resource: VLLMDeployment, written: Any, deployment: Manifest | None) -> set[str]:
