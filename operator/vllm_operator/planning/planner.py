@@ -59,8 +59,8 @@ def plan(
     """Plan one VLLMDeployment.
 
     `inventory` has the GPUs of the cluster, or why they are unknown; the current plan does not need them. `pinned` is the current plan
-    until the spec changes or a new plan is requested, which keeps its GPU if that still fits. `cache_generation` is by default that of the
-    plan in force. `tools_image` is the operator's image, with its programs for Pods. If the Pods of a plan in force have no node
+    until the spec changes or a new plan is requested, which keeps its GPU if that still fits. Without `cache_generation`, the plan in force
+    keeps its generation. `tools_image` is the operator's image, with its programs for Pods. If the Pods of a plan in force have no node
     (`standing`), it is compared with what is free. With `chooses_gpu_again` (the command `plan`), the GPU is chosen as for a new request.
     """
     in_force = pinning.is_in_force(pinned, resource)
@@ -74,7 +74,7 @@ def plan(
         fresh = Outcome(VALID_SPEC, inventory, None)
     else:
         inventory = inventory.with_templates(read_instance_pools(catalog.instance_types, catalog.gpus))
-        made = _FreshPlan(
+        steps = _FreshPlan(
             resource=moved.resource,
             translation=moved,
             inventory=inventory,
@@ -86,14 +86,14 @@ def plan(
             files=files,
             tools_image=tools_image,
         )
-        if in_force and chooses_gpu_again and inventory.used is not None and made.knows_sizes:
-            made = replace(made, again=True)
+        if in_force and chooses_gpu_again and inventory.used is not None and steps.knows_sizes:
+            steps = replace(steps, again=True)
         if pinned is not None and in_force and standing in pinning.NEEDS_ROOM and (inventory.used is not None or inventory.hidden):
-            fresh = made.compared_with_free(pinned, is_open=standing is pinning.Standing.OPEN)
+            fresh = steps.compared_with_free(pinned, is_open=standing is pinning.Standing.OPEN)
             if fresh.plan is not None and fresh.plan.chosen_again is not None:
                 return fresh
         else:
-            fresh = made.outcome()
+            fresh = steps.outcome()
     if kept is None:
         return fresh
     return pinning.keep_plan(kept, fresh, catalog.gpus, resource.preset_change, is_preset_gone=resource.is_preset_gone)
@@ -101,6 +101,8 @@ def plan(
 
 @dataclass(frozen=True, slots=True)
 class _Premises:
+    """What is known before a GPU is chosen."""
+
     overrides: overrides.Overrides
     version: image.ResolvedVersion
     shape: Shape
@@ -150,7 +152,7 @@ class _FreshPlan:
     def outcome(self) -> Outcome:
         """Return the outcome of a new plan."""
         choice = self._choose()
-        return choice if isinstance(choice, Outcome) else self._made(choice)
+        return choice if isinstance(choice, Outcome) else self._outcome_of(choice)
 
     def compared_with_free(self, pinned: Plan, *, is_open: bool) -> Outcome:
         """Return a new plan for another GPU if only that is free, and otherwise one that keeps the GPU. An open plan is to be replaced."""
@@ -173,10 +175,10 @@ class _FreshPlan:
         if not is_better and (targets.identity_of(target.pool), target.shape.count) != (gpu, pinned.count):
             return replace(self.outcome(), free=around)
         if not (is_better and is_open):
-            return replace(anew._made(choice), free=around)
+            return replace(anew._outcome_of(choice), free=around)
         before, when = self.catalog.gpus.title(pinned.product, pinned.architecture, pinned.mig_profile), explanations.time_of(inventory)
         enough, after = "enough" if target.rank is Rank.FREE else "some", pool_name(target.title, target.pool)
-        return anew._made(choice, say("choice.again", before=before, when=when, enough=enough, after=after))
+        return anew._outcome_of(choice, say("choice.again", before=before, when=when, enough=enough, after=after))
 
     @property
     def knows_sizes(self) -> bool:
@@ -186,6 +188,7 @@ class _FreshPlan:
         return self.files.config is not None or all(fact.source not in from_files for fact in known)
 
     def _choose(self) -> Outcome | _Choice:
+        """Choose GPU, size and backends, or return the outcome with the reason why no plan is possible."""
         try:
             premises = self._premises()
         except SpecError as error:
@@ -211,7 +214,7 @@ class _FreshPlan:
             return not_accepted(Verdict(FALSE, Reason.UNSUPPORTED, f"{refusal} {image.ALLOW_ANYWAY}"))
         return chosen, target, decision, about_names
 
-    def _made(self, choice: _Choice, chosen_again: str | None = None) -> Outcome:
+    def _outcome_of(self, choice: _Choice, chosen_again: str | None = None) -> Outcome:
         made = self._assemble(choice).model_copy(update={"chosen_again": chosen_again})
         reason = Reason.PLANNED if made.architecture else Reason.GPU_UNKNOWN
         return Outcome(VALID_SPEC, Verdict(TRUE, reason, summarize(made, self.catalog.gpus)), made, rivals=choice[2].rivals)
@@ -243,8 +246,9 @@ class _FreshPlan:
         return _Premises(given, version, shape, facts, sizing, weight_bytes)
 
     def _sized(self, premises: _Premises) -> _Chosen | Verdict:
+        """Return the GPUs that fit, the best first, and the size for the best one; a verdict if none fits."""
         spec, sizing, request, ranking = self.resource.spec, premises.sizing, self._request(premises), self._ranking(premises)
-        count, shapes = self._kept.count if self._kept is not None else None, self._shapes(premises)
+        count, shapes = self._preferred.count if self._preferred is not None else None, self._shapes(premises)
         found, rejections = targets.find_candidates(request, shapes, self.inventory, self.catalog, in_use=count)
         if not found:
             message = explain(replace(request, count=shapes[0].count), self.inventory, rejections, self.catalog.gpus)
@@ -270,7 +274,7 @@ class _FreshPlan:
             others = targets.find_others(request, self.inventory, self.catalog)
             message = f"{explanations.explain_concurrency(self.resource, most, sizing, others)} {image.ALLOW_ANYWAY}"
             return Verdict(FALSE, Reason.DOES_NOT_FIT, message)
-        sized = self._is_free and best[0].shape != premises.shape
+        sized = self._may_choose_size and best[0].shape != premises.shape
         return _Chosen(replace(premises, shape=best[0].shape), best, found, rejections, length, sized)
 
     def _over_nodes(self, premises: _Premises, request: Request, found: Sequence[Candidate]) -> list[Candidate]:
@@ -279,7 +283,7 @@ class _FreshPlan:
         Only GPUs with NVLink: a step on many GPUs without it takes long. The spec may ask for others.
         """
         is_too_large = premises.sizing.certain and all(each.result.headroom is fitting.Headroom.NONE for each in found)
-        if not is_too_large or not self._is_free or self._nodes is not None or self._allows_unsupported:
+        if not is_too_large or not self._may_choose_size or self._nodes is not None or self._allows_unsupported:
             return []
         shapes = premises.sizing.shapes_over_nodes(self.inventory)
         others = targets.find_candidates(request, shapes, self.inventory, self.catalog)[0] if shapes else []
@@ -292,17 +296,18 @@ class _FreshPlan:
         return self.resource.spec.parallelism.nodes if self.resource.spec.parallelism is not None else None
 
     @property
-    def _is_free(self) -> bool:
+    def _may_choose_size(self) -> bool:
+        """Whether the spec leaves the number of GPUs open."""
         spec, accelerator = self.resource.spec, self.resource.spec.accelerator or AcceleratorSpec()
         fixed = (spec.parallelism is not None and spec.parallelism.sets_sizes) or accelerator.count is not None
         return not (fixed or accelerator.sliced or accelerator.uuids)
 
     def _shapes(self, premises: _Premises) -> list[Shape]:
         """Return the sizes to choose from, in ascending order. For an unknown model of known weight, they are any that models can have."""
-        if self._is_free and (self._nodes or 1) > 1:
+        if self._may_choose_size and (self._nodes or 1) > 1:
             return premises.sizing.shapes_over_nodes(self.inventory, self._nodes) or [premises.shape]
         known = premises.sizing.is_read and premises.weight_bytes is not None
-        return (premises.sizing.shapes(self.inventory, any_model=known) if self._is_free else []) or [premises.shape]
+        return (premises.sizing.shapes(self.inventory, any_model=known) if self._may_choose_size else []) or [premises.shape]
 
     def _guessed(self, request: Request, found: Sequence[Candidate], ranking: Ranking) -> Sequence[Candidate] | Verdict:
         """Return the GPUs for an unknown model, the best first: the smallest for the weights, else those in the spec or in use."""
@@ -312,7 +317,7 @@ class _FreshPlan:
             return Verdict(FALSE, Reason.MODEL_SIZE_UNKNOWN, say("size.unknown", name=name))
         ordered = ranking.order(found, request.preferred, smallest=weights is not None)
         is_new = ranking.sizing.is_read and ranking.sizing.model is None
-        if weights is not None and self._is_free and ordered[0].rank is Rank.TOO_SMALL and is_new:
+        if weights is not None and self._may_choose_size and ordered[0].rank is Rank.TOO_SMALL and is_new:
             ordered.sort(key=lambda each: -(each.pool.memory_mebibytes or 0) * each.shape.count)
             held, memory = weights / GIB, (ordered[0].pool.memory_mebibytes or 0) * ordered[0].shape.count / MIB_PER_GIB
             if held > memory and not self._allows_unsupported:
@@ -338,7 +343,7 @@ class _FreshPlan:
     def _request(self, premises: _Premises) -> Request:
         spec, images, version = self.resource.spec, self.catalog.images, premises.version
         variable = images.compatibility_variable
-        chooses = self._is_free and not self._keeps_gpu
+        chooses = self._may_choose_size and not self._keeps_gpu
         resized = not chooses and any(flag in premises.overrides.arguments for flag in RESIZING_FLAGS)
         weight_bytes = premises.facts.weight_bytes if self._keeps_gpu else premises.weight_bytes
         return Request(
@@ -350,7 +355,7 @@ class _FreshPlan:
             sizing=premises.sizing,
             forced=self._allows_unsupported or premises.overrides.variables.get(variable) == "1",
             compatible=version.table is not None and version.table.knows_variable(variable),
-            preferred=pinning.gpu_in_use(self._kept) if self._kept is not None else None,
+            preferred=pinning.gpu_in_use(self._preferred) if self._preferred is not None else None,
             selector=premises.overrides.node_selector,
             weight_bytes=None if weight_bytes is None or resized or premises.sizing.can_judge else weight_bytes // premises.shape.shards,
             tolerations=tolerations_of(spec.pod_template),
@@ -358,8 +363,8 @@ class _FreshPlan:
         )
 
     @property
-    def _kept(self) -> Plan | None:
-        """The current plan, if its GPU stays as long as it fits: the inputs of the choice are unchanged."""
+    def _preferred(self) -> Plan | None:
+        """The current plan, if its GPU is preferred: what the spec says about the choice is unchanged, and no new plan is requested."""
         pinned, spec = self.pinned, self.resource.spec
         now = spec.sizing, spec.accelerator.policy if spec.accelerator else None
         if pinned is None or self.again or pinning.is_replan_requested(self.resource, pinned.replan_token):
@@ -417,7 +422,7 @@ class _FreshPlan:
         per_pod = per_pod_notes((resource.spec.engine and resource.spec.engine.env) or (), self.catalog.caches, version.version)
         about_choice, listed = [], list[GPUCandidate]()
         if not self._keeps_gpu:
-            kept = self._kept is not None and pinning.gpu_in_use(self._kept) == targets.identity_of(target.pool)
+            kept = self._preferred is not None and pinning.gpu_in_use(self._preferred) == targets.identity_of(target.pool)
             when = "" if kept else explanations.time_of(self.inventory)
             about_choice = explanations.notes_about_choice(target, chosen.compared, ranking, name, weight_bytes, when=when)
             listed = describe_candidates(target, [*chosen.candidates, *chosen.compared], chosen.rejections, ranking)

@@ -164,10 +164,10 @@ class _Choosing:
         first = next(iter(applying), None)
         if selection.raises and (first is default or (first and first.backend in selection.refuses)):
             self._refuse(component, selection.raises)
-        selected = None if self._is_said(default, selection, component) else selection.takes
+        selected = None if self._prefers_rule(default, selection, component) else selection.takes
         taken = selected or (default.backend if default else None)
         for rule in applying:
-            assert rule.backend is not None  # `applying` returns only rules with a backend
+            assert rule.backend is not None  # every rule of `choosing` has one
             if rule.kind is RuleKind.ENGINE and selected:
                 break
             if rule.kind is RuleKind.ENGINE or rule.backend == taken:
@@ -209,7 +209,7 @@ class _Choosing:
         )
 
     def rivals(self) -> list[tuple[str, str]]:
-        """Return the backends that would work instead, where the user pins none: those that rules name first, one of each component."""
+        """Return the backends that would work instead, where the user pins none: first one of each component, if possible one of a rule."""
         found, fixed = list[tuple[int, str, str]](), {*self.by_user, Component.SAMPLER}  # greedy answers of the load need no sampler
         for component in (each for each in load_questions().fields if each in self.chosen and each not in fixed):
             named = [rule.backend for rule in self.rules.choosing[component]]
@@ -283,6 +283,7 @@ class _Choosing:
         self._set(setting, f"{pin.where} is {pin.backend}.")
 
     def _missing(self, pin: Pin) -> str | None:
+        """Return what the model lacks, so that a pin has no effect; None if it has what the pin is for."""
         attention = self.rule_input.attention
         if pin.component in (Component.MOE, Component.ALL_TO_ALL) and self.rule_input.mixture_of_experts is False:
             return "has no experts"
@@ -293,6 +294,7 @@ class _Choosing:
         return None
 
     def _replacement(self, pin: Pin) -> str | None:
+        """Return the backend that vLLM takes instead of a pinned one; None if it does not replace it."""
         kernel = self._kernel(pin)
         if kernel is not None and kernel.fallback is not None:
             works = any(when.possible(self.rule_input, self.chosen) for when in kernel.works)
@@ -323,6 +325,7 @@ class _Choosing:
         return f"{unknown}vLLM {self.table.version} has no setting for {what}. {pin.advice(choices)}"
 
     def _unsuited(self, pin: Pin) -> str | None:
+        """Return why vLLM does not start with a pinned backend, with advice; None if it starts, or if that is unknown."""
         kernels, kernel, version = self.rules.kernels, self._kernel(pin), self.version.version
         working, selection = self._working(pin.component), self._selection(pin.component)
         accepted = advice = pin.advice(self._settable(working, pin))
@@ -367,6 +370,7 @@ class _Choosing:
         return note("pin.unknown", what=what, gap=gap, advice=advice, architecture=on, version=self.table.version)
 
     def _gap(self, pin: Pin) -> str | None:
+        """Return why the catalog does not know whether vLLM accepts a pinned backend; None if it knows."""
         kernel, selection = self._kernel(pin), self._selection(pin.component)
         answered = pin.backend in selection.accepts or pin.backend in selection.refuses
         if kernel is None and not answered and not self._is_covered(pin):
@@ -402,13 +406,8 @@ class _Choosing:
         setting = pin.setting or ""
         taking = (each for each in self._invocations(pin.component) if each.flag and setting.startswith(f"{each.flag} "))
         known = {name.upper() for each in taking for name in each.backends(self.table)}
-        exact = self.version.has_exact_names
-        return (
-            exact
-            and pin.component in (*load_questions().fields, Component.KV_CACHE)
-            and bool(known)
-            and pin.backend.upper() not in {*known, "AUTO"}
-        )
+        is_checked = self.version.has_exact_names and pin.component in (*load_questions().fields, Component.KV_CACHE)
+        return is_checked and bool(known) and pin.backend.upper() not in {*known, "AUTO"}
 
     def _refusing(self, setting: Setting) -> Rule | None:
         """Return the rule that would refuse a variable if the user set the variables of a pin; None if there is none."""
@@ -423,7 +422,7 @@ class _Choosing:
         selection = self._selection(pin.component)
         is_engine = rule is None or rule.kind is RuleKind.ENGINE
         backend = rule and rule.backend
-        if is_engine and selection.takes and not self._is_said(rule, selection, pin.component):
+        if is_engine and selection.takes and not self._prefers_rule(rule, selection, pin.component):
             backend = selection.takes
         if backend is None:
             return ""
@@ -494,9 +493,8 @@ class _Choosing:
     def _refuse(self, component: Component, reason: str) -> None:
         cache, version, on = _cache_type(self.rule_input), self.version.version, self.rule_input.architecture
         if component in COMPONENTS.values() and cache != AUTOMATIC and (advice := self._cache_advice()):
-            by = (
-                f"{KV_CACHE_FLAG} {cache}" if KV_CACHE_FLAG in self.rule_input.arguments else f"the KV cache type {cache} of the checkpoint"
-            )
+            is_set = KV_CACHE_FLAG in self.rule_input.arguments
+            by = f"{KV_CACHE_FLAG} {cache}" if is_set else f"the KV cache type {cache} of the checkpoint"
             self.unsuited[Component.KV_CACHE] = say("cache.unread", version=version, by=by, model=self.model, on=on, advice=advice)
             return
         use = "Use another vLLM version, other GPUs, or a model with another quantization."
@@ -504,8 +502,8 @@ class _Choosing:
             use = f"Set spec.backends.allToAll to another backend, or use {use.removeprefix('Use ')}"
         self.unsuited[component] = f"vLLM {version} does not start with {self.model} on {on}: {reason.rstrip('.')}. {use}"
 
-    def _is_said(self, default: Rule | None, selection: Selection, component: Component) -> bool:
-        """Return whether the rule about vLLM's default names the selector's result, or is more exact about the model."""
+    def _prefers_rule(self, default: Rule | None, selection: Selection, component: Component) -> bool:
+        """Return whether to cite the rule about vLLM's default: it agrees with the selector, or is more exact about the model."""
         if default is None or (component in COMPONENTS.values() and default.backend in selection.refuses):
             return False
         if component is Component.MOE:  # its questions name the families; alternatives are for formats that are not known exactly
