@@ -12,7 +12,7 @@ was told to stop.
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import islice
@@ -126,7 +126,7 @@ def _to_crash(evidence: Evidence, facts: Mapping[str, str], recognizer: Recogniz
     facts = {**facts, "traceback": traceback, "apart": apart, "options": ", ".join(map(normalize_flag, options))}
     if evidence.signature is not None:
         return _describe_known(evidence, evidence.signature, line, excerpt, facts)
-    code, where = (present(each, LINE_LIMIT // 2) for each in _place(evidence))
+    code, where = (present(each, LINE_LIMIT // 2) for each in (_code_of(evidence), _function_of(evidence.frames)))
     kind = recognizer.kind(f"{message}{code}", where, evidence.frames)
     if evidence.because and _WARNED not in evidence.because and (kind is None or not kind.first):
         before = recognizer.kind(evidence.because, "", ())
@@ -159,7 +159,7 @@ def _describe_known(evidence: Evidence, signature: Signature, line: str, excerpt
 
 
 def _remedy_of_refusal(evidence: Evidence, line: str, facts: Mapping[str, str]) -> str:
-    """Return the remedy for settings that vLLM refuses. It names those of the check that failed, if the message does not."""
+    """Return the remedy for settings that vLLM refuses, with the settings of the failed check, unless the message names them."""
     forms = load_error_forms()
     remedy = _with_advice(forms.texts["refusedRemedy"], line)
     check = evidence.frames[-1] if evidence.frames and evidence.frames[-1].lstrip().startswith(("assert ", "if ")) else ""
@@ -212,15 +212,19 @@ def _settings(message: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(flag for flag in flags if flag.startswith("VLLM_") or known(flag)))
 
 
-def _place(evidence: Evidence) -> tuple[str, str]:
-    """Return the source line of an exception without a message, because its name says nothing, and the function that raised it."""
-    frames, forms = evidence.frames, load_error_forms()
+def _code_of(evidence: Evidence) -> str:
+    """Return the source line of an exception without a message, because its name says nothing; empty if it has a message."""
+    frames, is_bare = evidence.frames, _BARE.fullmatch(evidence.text.strip()) is not None
+    has_code = is_bare and bool(frames) and not frames[-1].lstrip().startswith("File ")
+    return f" at `{frames[-1].strip()}`" if has_code else ""
+
+
+def _function_of(frames: Sequence[str]) -> str:
+    """Return the function that raised an exception, with its file; empty without a frame."""
+    forms = load_error_forms()
     found = [found for each in frames if (found := forms.frame.search(each)) is not None]
     ours = [each for each in found if forms.foreign_file.search(each["file"]) is None] or found
-    is_bare = _BARE.fullmatch(evidence.text.strip()) is not None
-    has_code = is_bare and bool(frames) and not frames[-1].lstrip().startswith("File ")
-    code = f" at `{frames[-1].strip()}`" if has_code else ""
-    return code, f"{ours[-1]['function']} ({ours[-1]['file']})" if ours else ""
+    return f"{ours[-1]['function']} ({ours[-1]['file']})" if ours else ""
 
 
 def _best(evidence: Iterable[Evidence]) -> Evidence | None:
@@ -354,7 +358,7 @@ class CrashTracker:
         self._found = _Findings()
         self._said = _Message("", "", 0)  # latest error record that is no part of a traceback
         self._unfolding: _Message | None = None  # latest message that announces lines
-        self._survivor: Crash | None = None  # the error that the engine survived before it was told to stop
+        self._survived_error: Crash | None = None  # before the engine was told to stop
 
     def count(self) -> None:
         """Count a record below ERROR."""
@@ -401,8 +405,8 @@ class CrashTracker:
             self._fail(unknown.number)  # its process ended with it, and then stopped the others
         orderly = self._found.only_death and number - self._found.failed_at <= _SHUTDOWN_WINDOW and not self._found.root()
         if orderly or not self._found.failed:
-            if not (orderly or self._stopping) and (survivor := next(self._survived(), None)) is not None:
-                self._survivor, self.settings["survived"] = survivor, survivor.signature
+            if not (orderly or self._stopping) and (survived := self._find_survived_error()) is not None:
+                self._survived_error, self.settings["survived"] = survived, survived.signature
             self._stopping = True
             self._found = _Findings(self._found.records)
             self.record(INFO, _SHUTS_DOWN, number)
@@ -454,7 +458,7 @@ class CrashTracker:
         self._explain(process, level, part, text, number, closed)
 
     def _unfold(self, process: str, level: int | None, part: Part, text: str, number: int) -> None:
-        # The next lines of a message that ends with "Reasons:" or "Ninja output:" say why.
+        """Collect the lines after a message that ends with "Reasons:" or "Ninja output:", because they say why."""
         known = self._unfolding
         is_next = known is not None and known.is_raw is (level is None) and number - known.number <= _UNFOLDS_WITHIN
         if known is not None and known.process == process and is_next and not text.startswith(tracebacks.BEGINNING):
@@ -467,13 +471,13 @@ class CrashTracker:
             self._unfolding = None
 
     def _may_matter(self, text: str) -> bool:
-        # False for most lines that are no records, and cheap.
+        """Return whether a line outside of tracebacks may say something about a crash. This is cheap, and False for most lines."""
         seen = self._recognizer.look(text)
         is_known = seen.patterns or seen.failure or "with error '" in text or "method" in text
         return bool(is_known or self._forms.panic.match(text) or self._forms.validation.match(text))
 
     def _is_unrelated(self, process: str, level: int | None, part: Part, text: str, number: int, *, harmless: bool) -> bool:
-        """Return whether the line reports an error that does not belong to the start."""
+        """Return whether the line reports an error that does not belong to the start. Collect what may explain a later failure."""
         recent = self.tracebacks.recent
         beside = part is Part.EXCEPTION and self.tracebacks.mention(self._forms.tracebacks.bystanders)
         failure = self._recognizer.look(text).failure
@@ -495,9 +499,10 @@ class CrashTracker:
         return is_of_request
 
     def _is_aside(self, process: str, text: str, number: int) -> bool:
+        """Return whether an exception is one of a program beside the engine, which imports vLLM and reports errors of the import."""
         recent, frames = self.tracebacks.recent, self.tracebacks.frames(process)
         if any(ASIDE in frame for frame in frames):
-            # It imports vLLM and reports errors of the import. That vLLM is not installed means nothing.
+            # That vLLM is not installed where this program runs means nothing.
             for match in self._recognizer.find(text) if "No module named 'vllm'" not in text else ():
                 self._found.beside = self._found.beside or self._seen(process, text, number, match)
             return True
@@ -536,7 +541,7 @@ class CrashTracker:
             self._exception(process, text, number, closed, known=known)
 
     def _continue(self, process: str, text: str) -> None:
-        # A terminal or browser may have wrapped the message of an exception.
+        """Read a line as the next part of the latest exception, whose message a terminal or browser may have wrapped."""
         message, more = self._found.wrapped, text.lstrip()
         if message is None or process not in (message.process, ""):
             return
@@ -584,12 +589,9 @@ class CrashTracker:
         for match in self._recognizer.find(text, lambda: (*self.tracebacks.frames(process), text, stage + " ".join(self._found.evidence))):
             if not (sure or match.is_reported_by(text)):
                 continue
-            marks = {
-                "weak": weak or match.pattern.evidence in ("weak", "warning"),
-                "provisional": provisional,
-                "overrules": match.pattern.overrules or (),
-            }
-            is_evidence = self._collect(match.signature, self._seen(process, text, number, match, **marks))
+            is_weak, overrules = weak or match.pattern.evidence in ("weak", "warning"), match.pattern.overrules or ()
+            seen = self._seen(process, text, number, match, weak=is_weak, provisional=provisional, overrules=overrules)
+            is_evidence = self._collect(match.signature, seen)
             known = known or (is_evidence and not (match.signature.is_echo or provisional))
         return known
 
@@ -610,9 +612,8 @@ class CrashTracker:
             first = self._found.chained
             if first is not None and first is self._found.unknown and first.process == process:
                 self._found.unknown = replace(self._seen(process, text, number), because=first.because or f"caused by {first.text}")
-            self._found.unknown = self._found.unknown or self._seen(
-                process, text, number, because=self._before(process, text, number, closed)
-            )
+            if self._found.unknown is None:
+                self._found.unknown = self._seen(process, text, number, because=self._before(process, text, number, closed))
         if self._found.chained is not None and self._found.chained.process == process:
             self._found.chained = None
         if closed is not None and closed.uncaught and not self._ready:
@@ -660,7 +661,7 @@ class CrashTracker:
     def _cut_off_in(self, process: str) -> str:
         """Return how far the traceback goes in which the log ends."""
         is_open = any(each == process for each, _ in self.tracebacks.unfinished())
-        _, where = _place(Evidence(None, "", 0, frames=self.tracebacks.frames(process))) if is_open else ("", "")
+        where = _function_of(self.tracebacks.frames(process)) if is_open else ""
         return f"Its traceback was cut off in {where}." if where else ""
 
     def of_source_line(self, text: str) -> Crash | None:
@@ -681,20 +682,22 @@ class CrashTracker:
         """Return notices that matter beside this crash, or without a crash, in the order of the log."""
         name = crash.signature if crash is not None else None
         beside = (self._described(each) for each in self.notices.values() if each.signature and each.signature.is_shown_beside(name))
-        shown = (each for each in beside if each.cause)  # a template may find that it says nothing here
-        survived = self._survived() if not self._stopping else filter(None, (self._survivor,))
-        return tuple(sorted((*shown, *(survived if crash is None and self._ready else ())), key=lambda each: each.line_number or 0))
+        shown = [each for each in beside if each.cause]  # a template may find that it says nothing here
+        if crash is None and self._ready:
+            survived = self._survived_error if self._stopping else self._find_survived_error()
+            shown += [survived] if survived is not None else []
+        return tuple(sorted(shown, key=lambda each: each.line_number or 0))
 
-    def _survived(self) -> Iterator[Crash]:
-        """Return the error that a process of the engine logged after the start and that did not end it."""
+    def _find_survived_error(self) -> Crash | None:
+        """Return the error that a process of the engine logged after the start and that did not end it; None without one."""
         errors = (each for each in self._found.evidence.values() if each.is_error and not each.is_doubtful)
         said = self._said
         found = self._found.unknown or _best(errors) or Evidence(None, said.text, said.number, said.process)
-        if found.process.startswith(("EngineCore", "Worker")) and KV_TRANSFERS not in self.notices:
-            known = self._described(found, alive="yes")
-            texts = self._forms.texts
-            cause = texts["goesOn"] + known.cause.removeprefix(f"{texts['unknownCause']}: ")
-            yield replace(known, signature=known.family or known.signature, cause=cause)
+        if not found.process.startswith(("EngineCore", "Worker")) or KV_TRANSFERS in self.notices:
+            return None
+        known, texts = self._described(found, alive="yes"), self._forms.texts
+        cause = texts["goesOn"] + known.cause.removeprefix(f"{texts['unknownCause']}: ")
+        return replace(known, signature=known.family or known.signature, cause=cause)
 
     def consequences(self, crash: Crash) -> tuple[Crash, ...]:
         """Return errors of known kinds after the one that is the crash, in the order of the log."""
@@ -712,7 +715,7 @@ class CrashTracker:
         return crash if is_users else replace(crash, remedy=self._recognizer.adapted(crash.remedy or "", shown))
 
     def _titled(self) -> Evidence | None:
-        # The log ends within the traceback of the error that ended the engine. Only the record that announces it is left.
+        """Return the record that announces the error that ended the engine, if the log ends within its traceback; None otherwise."""
         for _, traceback in self.tracebacks.broken_off():
             text = self._forms.title.sub("", traceback.title, count=1)
             if traceback.ends_engine and any(map(str.isalnum, text)) and self._recognizer.look(text).failure is None:
@@ -724,6 +727,6 @@ class CrashTracker:
         signature = match.signature if match is not None else None
         captures = tuple((name, value[:LINE_LIMIT]) for name, value in match.captures) if match is not None else ()
         frames = self.tracebacks.frames(process, _KIND_FRAMES) if process is not None else ()
-        known: dict[str, Any] = {"captures": captures, "records": self._found.records, "time": self._clock.now()}
         more = self._unfolding.reasons if self._unfolding is not None and self._unfolding.number == number else []
-        return Evidence(signature, text[: 2 * LINE_LIMIT], number, process or "", frames, more=more, **known, **marks)
+        marks |= {"records": self._found.records, "time": self._clock.now(), "more": more}
+        return Evidence(signature, text[: 2 * LINE_LIMIT], number, process or "", frames, captures, **marks)
