@@ -6,7 +6,7 @@ from typing import Any
 
 from vllm_operator.api import reading
 from vllm_operator.api.resource import is_workload, template_spec
-from vllm_operator.caches import cleaning as cleanings
+from vllm_operator.caches import cleaning
 from vllm_operator.caches.address import claims_of
 from vllm_operator.caches.artifacts import plan_publication
 from vllm_operator.caches.claims import fit_claims, is_short_of_space, unowned_claims
@@ -41,12 +41,7 @@ class CacheActions:
 
 
 def plan_cache_actions(
-    context: CacheContext,
-    manifests: Sequence[dict[str, Any]],
-    rules: Sequence[PrimingRule],
-    caches: Caches,
-    *,
-    full: frozenset[str] = frozenset(),
+    context: CacheContext, manifests: Sequence[dict[str, Any]], rules: Sequence[PrimingRule], caches: Caches, *, full: frozenset[str]
 ) -> CacheActions:
     """Decide what to do. `manifests` have all replicas, `rules` say when `priming: Auto` primes, `full` are signatures of a full volume."""
     if unowned := unowned_claims(manifests, context):
@@ -57,11 +52,11 @@ def plan_cache_actions(
     fetching = plan_fetching(context)
     priming = _with_holds(context, decide_priming(context, rules), fetching)
     fitted, note = fit_claims(manifests, context)
-    need, failures = cleanings.find_cleaning_need(context, full), cleanings.describe_failures(context)
-    record = priming.record | quarantine_record(context.claim, context.resource.status.cache) | cleanings.cleaning_record(context)
+    need, failures = cleaning.find_cleaning_need(context, full), cleaning.describe_failures(context)
+    record = priming.record | quarantine_record(context.claim, context.resource.status.cache) | cleaning.cleaning_record(context)
     record |= image_record(context)
     if need is not None and not need.is_full:
-        record |= cleanings.record_attempt(context, need.doomed)
+        record |= cleaning.record_attempt(context, need.doomed)
     if context.address is not None:
         record |= usage_record(context.claim, context.address.key, context.now)
     publication, publishing = plan_publication(context, caches)
@@ -76,7 +71,7 @@ def plan_cache_actions(
         recheck_seconds=min((seconds for seconds in rechecks if seconds is not None), default=None),
         claim_note=" ".join(filter(None, (note, failures))) or None,
         moved_to=digest_of_moved_tag(context),
-        cleaning=cleanings.describe_cleaning(context, full),
+        cleaning=cleaning.describe_cleaning(context, full),
     )
     applied = apply_priming(fitted, priming, context, caches)
     if gate is not None and gate.run_name:

@@ -328,7 +328,7 @@ def is_terminating(claim: Mapping[str, Any] | None) -> bool:
     return bool(reading.text(claim, "metadata", "deletionTimestamp"))
 
 
-def find_holders(claim: str, pods: Iterable[Mapping[str, Any]], orphaned: Collection[str] = ()) -> tuple[ClaimHolder, ...]:
+def find_holders(claim: str, pods: Iterable[Mapping[str, Any]], orphaned: Collection[str]) -> tuple[ClaimHolder, ...]:
     """Return the Pods that keep a PVC, sorted by name. `pods` are all Pods of its namespace, `orphaned` uids of Jobs without an owner."""
     holders = []
     for pod in _users(claim, pods):

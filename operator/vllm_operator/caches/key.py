@@ -27,7 +27,7 @@ _OF_IMAGE = "Compiled files depend on paths, compilers and libraries of the imag
 
 
 def with_cache_key(
-    plan: Plan, *, parallel: str, mig_profile: str | None = None, user: int | None = None, arguments: str | None = None, generation: int = 0
+    plan: Plan, *, parallel: str, mig_profile: str | None, user: int | None, arguments: str | None = None, generation: int
 ) -> Plan:
     """Return a plan with its cache key, which depends on its image and GPU, and the parts of the key.
 

@@ -260,7 +260,7 @@ def _signature(example: Example) -> dict[str, Any]:
     }
 
 
-def change_in_words(change: Change, captures: Mapping[str, str] | None = None) -> str:
+def change_in_words(change: Change, captures: Mapping[str, str] | None) -> str:
     """Return `--flag value`, `VARIABLE=value`, or the item to remove. With `captures`, the value is filled in."""
     known = f" (vLLM {change.versions})" if change.versions else ""
     if change.remove:

@@ -94,7 +94,7 @@ async def diagnose_group(
 
 
 async def diagnose_pod(
-    client: ClusterClient, knowledge: Knowledge, name: str, namespace: str, *, container: str | None = None, previous: bool = False
+    client: ClusterClient, knowledge: Knowledge, name: str, namespace: str, *, container: str | None = None, previous: bool
 ) -> Diagnosis:
     """Read the log, status and events of a Pod. Raises ClusterError if the Pod does not exist or cannot be read."""
     pod = await client.get(POD, name, namespace)

@@ -98,7 +98,7 @@ def reopened(pinned: Plan) -> Plan:
     return pinned.model_copy(update={"observed_generation": None, "spec_digest": None})
 
 
-def needs_usage(resource: VLLMDeployment, inventory: Inventory, standing: Standing = Standing.NEW, *, listed_pools: int = 0) -> bool:
+def needs_usage(resource: VLLMDeployment, inventory: Inventory, standing: Standing, *, listed_pools: int) -> bool:
     """Return whether a new plan chooses between several kinds of GPUs, in the inventory or in `listed_pools` other node pools.
 
     While a Pod waits for a node, all other kinds matter: the user wants to know which are free.
@@ -228,7 +228,7 @@ def max_age_seconds(resource: VLLMDeployment, pods: Iterable[PodView], standing:
     return PENDING_SECONDS if tried else NEW_PLAN_SECONDS
 
 
-def keep_plan(pinned: Plan, fresh: Outcome, gpus: GPUs, preset_change: str = "", *, is_preset_gone: bool = False) -> Outcome:
+def keep_plan(pinned: Plan, fresh: Outcome, gpus: GPUs, preset_change: str, *, is_preset_gone: bool) -> Outcome:
     """Return the current plan with its differences from `fresh`. `preset_change` is how the current preset differs, or empty.
 
     With `is_preset_gone`, the preset does not exist any more, and no new plan is possible.

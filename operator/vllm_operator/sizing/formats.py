@@ -145,7 +145,7 @@ class WeightFormat:
         least = 2 - 1 / 16 if self.measured else 2
         return (self.size < 2 and not self.measured) or any((rule.size or 2) < least for rule in self.measured or self.rules)
 
-    def draft_bytes_of(self, module: Module, wide: int = 2) -> float:
+    def draft_bytes_of(self, module: Module, wide: int) -> float:
         """Return `bytes_of` for a module of the layers for multi-token prediction."""
         if self.draft_size is not None:
             return module.total * self.draft_size

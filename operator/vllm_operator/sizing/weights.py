@@ -79,7 +79,7 @@ def eagle_bytes(shape: ModelShape, layers: int) -> int:
     return 2 * shape.hidden * (3 * shape.hidden + EAGLE_VOCABULARY + layers * (4 * shape.hidden + 3 * width))
 
 
-def stage_layers(layers: int, stages: int, partition: tuple[int, ...] = ()) -> list[int]:
+def stage_layers(layers: int, stages: int, partition: tuple[int, ...]) -> list[int]:
     """Return the layers of each pipeline stage, divided like in vLLM (vllm/distributed/utils.py get_pp_indices, 0.12.0)."""
     if len(partition) == stages and sum(partition) == layers:
         return list(partition)

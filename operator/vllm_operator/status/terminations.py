@@ -83,7 +83,7 @@ def _is_specific(knowledge: Knowledge, crash: Crash) -> bool:
     return signature is not None and not signature.is_echo
 
 
-def match_container(rules: TerminationRules, view: PodView, ended: Termination, probe: str, stage: str = "") -> Crash | None:
+def match_container(rules: TerminationRules, view: PodView, ended: Termination, probe: str, stage: str) -> Crash | None:
     """Name the cause of a container's end from its status and the kubelet's message about a probe; None if no rule matches."""
     for rule in rules.containers:
         fits = (not rule.exit_codes or ended.exit_code in rule.exit_codes) and ended.message.startswith(rule.message)

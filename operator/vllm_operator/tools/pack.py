@@ -150,9 +150,7 @@ class Digesting:
         return f"sha256:{self._sha256.hexdigest()}"
 
 
-def write_layer(
-    root: int, inventory: list[Entry], file: IO[bytes], *, index: bytes, secrets: tuple[bytes, ...] = ()
-) -> tuple[str, int, str]:
+def write_layer(root: int, inventory: list[Entry], file: IO[bytes], *, index: bytes, secrets: tuple[bytes, ...]) -> tuple[str, int, str]:
     """Write the layer to a file; return its digest, its size, and the digest of the archive.
 
     `index` is the content of `io.vllm.manifest/manifest.json`. Raises ArtifactError for a file with one of the secrets (SecretsFound), or

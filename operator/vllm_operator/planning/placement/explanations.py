@@ -222,7 +222,7 @@ def time_of(inventory: Inventory) -> str:
 
 
 def notes_about_choice(
-    chosen: Candidate, compared: Sequence[Candidate], ranking: Ranking, name: str, weight_bytes: int | None, *, when: str = ""
+    chosen: Candidate, compared: Sequence[Candidate], ranking: Ranking, name: str, weight_bytes: int | None, *, when: str
 ) -> list[Note]:
     """Return notes about the choice of `chosen` among all `compared` for the model `name`. `when` is as of `time_of`, if it was chosen."""
     notes, pool = [], chosen.pool

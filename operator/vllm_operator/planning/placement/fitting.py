@@ -258,9 +258,7 @@ def resolve_sizing(
     return Sizing(model, options, release, catalog, concurrency, limits=read_limits(arguments, overrides.variables, length))
 
 
-def weight_bytes_of(
-    model: ModelSpec, facts: ResolvedFacts, files: ModelFiles, catalog: Catalog, sized: SizedModel | None = None
-) -> int | None:
+def weight_bytes_of(model: ModelSpec, facts: ResolvedFacts, files: ModelFiles, catalog: Catalog, sized: SizedModel | None) -> int | None:
     """Return the size of the weight files: from the spec or the files, else that of the estimates or by the name; None if unknown.
 
     The size by the number of parameters of the family counts if it is about equal, so that volumes keep their sizes. `sized` is the model

@@ -46,7 +46,7 @@ NAME_LIMIT = 48
 """Maximum characters of the name. A StatefulSet labels its Pods with its own name, the number of a group, and a hash (63 characters)."""
 
 
-def group_arguments(deadline: int, version: ResolvedVersion, *, data: int = 1) -> list[PlannedArgument]:
+def group_arguments(deadline: int, version: ResolvedVersion, *, data: int) -> list[PlannedArgument]:
     """Return the flags of leader and followers. `deadline` is that of a start, in seconds; `data` is the data-parallel size."""
     seconds = str(deadline * 2 // 3)
     engines = (
