@@ -124,11 +124,8 @@ def _go_on(context: CacheContext, record: RaceRecord, number: int, revision: str
     ends = (gate.read_run(view.manifest, is_new=number > 0) or _crash(context, view) for view in pods)
     found = next((end for end in ends if end is not None), None)
     if found is None:
-        why = (
-            gate.SEVERAL_NODES
-            if context.plan.nodes
-            else find_primer_obstacle(replace(context, primer_patience_seconds=PATIENCE_SECONDS), pods)
-        )
+        patient = replace(context, primer_patience_seconds=PATIENCE_SECONDS)
+        why = gate.SEVERAL_NODES if context.plan.nodes else find_primer_obstacle(patient, pods)
         why = why or ("it took more than six hours." if context.now - record.started > LIMIT else None)
         found = RunEnd(why, is_failure=False) if why else None
     race = Race(record, revision, run_name=run_name, number=number)

@@ -94,7 +94,7 @@ def _judge_claim(observed: Observation, field: str, name: str | None, live: Mani
     if _is_bound(live):
         return None
     uid, created = reading.text(live, "metadata", "uid"), reading.moment(live, "metadata", "creationTimestamp")
-    event = observed.log.latest(uid=uid, name=name, kind="PersistentVolumeClaim", reasons=_BINDING_EVENTS)
+    event = observed.event_log.latest(uid=uid, name=name, kind="PersistentVolumeClaim", reasons=_BINDING_EVENTS)
     if event is not None and event.reason in _NORMAL:
         return Verdict(UNKNOWN, Reason.NOT_REPORTED, "")
     is_new = created is not None and observed.now - created < timedelta(seconds=BINDING_SECONDS)

@@ -1,10 +1,10 @@
 """Find crashes, name them, and tell which are in force.
 
 A crash is identified by its Pod and the number of restarts before it. A replica on several nodes is recreated after a crash, with the
-same names: there, the number is that of the crashes before it of any Pod of the group since it last served, and a crash stays in force,
-although its Pod is gone, until the group serves or something is changed because of it. `status.lastCrash` has the latest one. A recorded
-crash has been reported, and a restarted operator keeps it if the log is gone. It is written when the log has been read, or
-`SETTLING_SECONDS` after the end, whichever comes first, so that the event of a crash names its cause.
+same names. There, the number counts the earlier crashes of all Pods of the group since it last served, and a crash stays in force, although
+its Pod is gone, until the group serves or something is changed because of it. `status.lastCrash` has the latest crash. It is written when
+the log has been read, or `SETTLING_SECONDS` after the end, whichever comes first, so that the event of a crash names its cause. A restarted
+operator keeps it if the log is gone.
 
 `kubectl describe` shows each cause once. While `Crashed`, or else `RolledBack`, has cause and remedy word for word, the record omits them
 if they can be restored from the signature and the line of the log. So a restarted operator describes the crash as before, even if the log
@@ -119,10 +119,10 @@ def _is_same(observed: Observation, found: CrashStatus, previous: CrashStatus) -
 
 def _replica(observed: Observation, crash: CrashStatus) -> str:
     """Return the Pod of a crash, or for a replica on several nodes, the name of its leader."""
-    return f"{observed.resource.metadata.name}-{group}" if (group := _group(observed, crash)) is not None else crash.pod
+    return f"{observed.resource.metadata.name}-{group}" if (group := _group_number(observed, crash)) is not None else crash.pod
 
 
-def _group(observed: Observation, crash: CrashStatus) -> int | None:
+def _group_number(observed: Observation, crash: CrashStatus) -> int | None:
     """Return the number of the group of a crash, from the name of its Pod, which may be gone; None without groups."""
     is_of_groups = observed.plan is not None and observed.plan.nodes is not None
     found = re.fullmatch(rf"{re.escape(observed.resource.metadata.name)}-(\d{{1,9}})(?:-\d{{1,9}})?", crash.pod) if is_of_groups else None
@@ -155,7 +155,7 @@ def _find_crash_of_gone_pod(observed: Observation, view: PodFacts) -> Finding | 
 def _find_crash_of_gone_group(observed: Observation) -> Finding | None:
     """Return the crash of a replica on several nodes that has no Pods now, because it is created again; None without one."""
     known = _read_last_crash(observed)
-    group = _group(observed, known) if known is not None else None
+    group = _group_number(observed, known) if known is not None else None
     if known is None or group is None or group >= observed.wanted or not _last_crash_was_reported(observed):
         return None
     leader = _replica(observed, known)
@@ -331,7 +331,7 @@ def _diagnose(
     observed: Observation, view: PodFacts, ended: Termination, state: StartupState | None, unread: UnreadLog | None
 ) -> Crash | None:
     log_crash, stage = (state.crash, state.stage) if state is not None else (None, "")
-    clause, probe = _unread_clause(observed, unread), killed_by_probe(view, observed.log) or ""
+    clause, probe = _unread_clause(observed, unread), killed_by_probe(view, observed.event_log) or ""
     plan = observed.plan
     ram = observed.messages.say("crash.ram", plan=plan) if plan is not None and plan.weights.size_bytes else ""
     return explain_end(observed.knowledge, view, ended, log_crash=log_crash, stage=stage, unread=clause, probe=probe, ram=ram)

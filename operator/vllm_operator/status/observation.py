@@ -243,7 +243,7 @@ class Observation:
         return self.knowledge.messages
 
     @cached_property
-    def log(self) -> EventLog:
+    def event_log(self) -> EventLog:
         """The events about Pods, PVCs and Jobs."""
         return EventLog(self.pod_events)
 
@@ -285,7 +285,7 @@ class Observation:
 
 
 def _read_pod(observed: Observation, pod: PodView) -> PodFacts:
-    view = refine(pod, observed.log)
+    view = refine(pod, observed.event_log)
     if view.phase is Phase.UNSCHEDULABLE and "persistentvolumeclaim" in view.message.lower():
         view = replace(view, phase=Phase.WAITING_FOR_VOLUME)  # it fits a node, and a new PVC is bound shortly afterwards
     state, stage = None if view.container else observed.startups.get(view.run_key), Stage.IMAGE_PULL if view.node else Stage.SCHEDULING
@@ -361,7 +361,7 @@ def _rank(observed: Observation, number: int, pod: PodFacts) -> Rank:
     state = observed.startups.get((pod.uid, ended.restarts)) if ended is not None else pod.state
     crash = state.crash if state is not None else None
     if ended is not None and ended.finished_at is not None:
-        stage, probe = state.stage if state is not None else "", killed_by_probe(pod, observed.log) or ""
+        stage, probe = state.stage if state is not None else "", killed_by_probe(pod, observed.event_log) or ""
         end = explain_end(observed.knowledge, pod, ended, log_crash=crash, stage=stage, unread="", probe=probe)
         crash = end if end is not None and end.signature not in observed.knowledge.weak and SAYS_NOTHING not in end.cause else crash
     is_running = ended is not None or pod.phase in (Phase.STARTING, Phase.READY, Phase.HUNG, Phase.NOT_RESPONDING)
@@ -402,7 +402,7 @@ def why_no_pod(observed: Observation, role: Role) -> str:
         if failed.get("status") == "True":
             return reading.text(failed, "message") or reading.text(failed, "reason")
         uid, name = reading.text(job, "metadata", "uid"), reading.text(job, "metadata", "name")
-        refused = observed.log.latest(uid=uid, name=name, kind="Job", reasons={"FailedCreate"})
+        refused = observed.event_log.latest(uid=uid, name=name, kind="Job", reasons={"FailedCreate"})
         if refused is not None:
             return refused.message
     return ""

@@ -1,4 +1,4 @@
-"""Conditions: Ready (the most important problem), Available, Crashed, Hung, Stalled, ReadingImage, and those of optional objects.
+"""Conditions: Ready (the most important problem), Available, Crashed, Hung, Stalled, ReadingImage, and one for each optional object.
 
 Cause and remedy of a crash come from its signature (`catalog/data/signatures.yaml`), the sentences around them from
 `catalog/data/messages.yaml`.
@@ -95,9 +95,8 @@ def _ready(observed: Observation, crashes: Crashes, judged: Mapping[str, Verdict
 
 def _of_parts(observed: Observation, judged: Mapping[str, Verdict]) -> Verdict:
     """Judge Ready when all replicas serve the current spec: whether everything else that the spec asks for is in effect."""
-    missing = [
-        type for type in _PARTS if type in judged and judged[type].status is not TRUE and judged[type].reason != Reason.WAITING_FOR_ROLLOUT
-    ]
+    parts = ((type, judged[type]) for type in _PARTS if type in judged)
+    missing = [type for type, it in parts if it.status is not TRUE and it.reason != Reason.WAITING_FOR_ROLLOUT]
     if not missing:
         return Verdict(TRUE, Reason.SERVING, observed.messages.say("ready.serving"))
     return Verdict(FALSE, _PARTS[missing[0]], observed.messages.say("ready.parts", wanted=observed.wanted, parts=missing))

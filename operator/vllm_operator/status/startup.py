@@ -194,7 +194,7 @@ def _why_not_fetching(observed: Observation, fetching: Fetching) -> tuple[str, b
     if fetching.view is None:
         refused = why_no_pod(observed, Role.FETCHING)
         return refused or fetching.why, bool(refused)
-    view = refine(fetching.view, observed.log)
+    view = refine(fetching.view, observed.event_log)
     if view.phase is Phase.NODE_LOST:
         return f"Node {view.node} no longer reports.", True
     return view.message, view.phase in _STUCK

@@ -25,9 +25,9 @@ MAX_GAP_SECONDS = 45
 """Maximum seconds between samples. After a longer gap, a start or a frozen node, silence is counted anew."""
 LEARNED_FACTOR = 2
 MAX_LEARNED_SECONDS = 600
-"""Longest silence from which an engine learns, so that a hang that passed does not make it blind."""
+"""Maximum of `longest`, so that a hang that ended by itself does not hide the next one."""
 SERVER = ""
-"""Name of what counts like a rank for the requests that have not reached the engine."""
+"""Name of an additional rank, for requests that have not reached the engine."""
 PREFIX = "Engine hangs: "
 """Beginning of a description. The operator recognizes it in the event of a failed probe, and in a termination message."""
 
@@ -60,7 +60,7 @@ class Metrics:
 class Sample:
     """What was read at `time` (seconds of a monotonic clock) and `clock` (Unix time). `load` is None if the server does not track it.
 
-    `waits`: for how many seconds clients have waited for an answer, if known. `is_preparing`: a request may be before the engine for long.
+    `waits`: for how many seconds clients have waited for an answer, if known. `is_preparing`: requests may take long to reach the engine.
     """
 
     __slots__ = ("clock", "is_compiling", "is_paused", "is_preparing", "load", "ranks", "time", "waits")
@@ -88,7 +88,7 @@ class State:
     """What is kept from one sample to the next.
 
     `longest`: longest silence in seconds that ended with a sign of life. `load`: minimum load since the last sign of life.
-    `description`: that of the hang; empty if there is none. `failures`: how often in a row the server has not answered.
+    `description`: text about the hang; empty without one. `failures`: how often in a row the server has not answered.
     """
 
     __slots__ = ("description", "failures", "load", "longest", "ranks", "time")
