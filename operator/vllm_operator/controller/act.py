@@ -215,7 +215,7 @@ class Actor:
                 state, why, detail = "Refused", str(error), str(error)
         if not need.is_full and address is not None and address.claim in result.claims:
             await self._annotate(address.claim, cleaning.record_attempt(context, need.doomed, why), result)
-        return cleaning.describe_blocked_cleaning(context, self.crashes.reporting.cleaning, state, detail)
+        return cleaning.describe_blocked_cleaning(context, self.crashes.reporting.full_volume, state, detail)
 
     async def _fetch(self, owner: Manifest, plan: FetchingPlan, result: ActionResult) -> Fetching | None:
         """Create the Job that fetches the weights, record its result, and delete unneeded Jobs. Return the state to report."""

@@ -89,7 +89,7 @@ def decide(snapshot: Snapshot, catalog: KnownCatalog, crashes: KnownStarts, sett
         return keep_all(snapshot, outcome)
     outcome, context, manifests = _choose_directory(snapshot, outcome, outcome.plan, make_plan, settings)
     context = _with_rollout(snapshot, context, catalog.current)
-    shipped, full = catalog.shipped, crashes.reporting.cleaning
+    shipped, full = catalog.shipped, crashes.reporting.full_volume
     actions = plan_cache_actions(context, manifests, shipped.priming, shipped.caches, full=full)
     actions = _with_race(
         snapshot, outcome, context, actions, lambda record, it: make_plan(catalog=with_entrant(known, record, it)), settings

@@ -40,7 +40,7 @@ STALL = "SharedMemoryBroadcastStall"
 _ENGINE_CORE = "EngineCoreInitFailed"
 _RECORDS_AFTER = 12  # an error that the engine survived by more records than these explains nothing
 _KEPT = 16
-LINE_LIMIT = 400
+SHOWN_LIMIT = 400
 EXCERPT_LIMIT = 800
 UNKNOWN = "Unknown"  # signature of a crash that matches no signature of the catalog
 REFUSED = "ConfigurationRefused"  # family of an error that matches no signature
@@ -116,17 +116,17 @@ def describe(signature: Signature, line: str, known: Sequence[tuple[str, str]], 
 def _to_crash(evidence: Evidence, facts: Mapping[str, str], recognizer: Recognizer) -> Crash:
     """Describe evidence, fit for display. `facts`: values for the texts in addition to the captures."""
     forms, message = load_error_forms(), " ".join((evidence.text.strip(), *evidence.more))
-    line = present(message, LINE_LIMIT)
-    frames = (present(frame, LINE_LIMIT // 2) for frame in evidence.frames[-_EXCERPT_FRAMES:])
+    line = present(message, SHOWN_LIMIT)
+    frames = (present(frame, SHOWN_LIMIT // 2) for frame in evidence.frames[-_EXCERPT_FRAMES:])
     excerpt = "\n".join((*frames, line))[-EXCERPT_LIMIT:]
     arguments, shown = read_arguments(facts.get("given", "")), "\n".join((*evidence.frames, message))
     apart = avoid_code(arguments, shown, facts.get("assigned", ""))
-    traceback = "\n".join((*(present(frame, LINE_LIMIT // 2) for frame in evidence.frames[-_NEAR:]), line))
+    traceback = "\n".join((*(present(frame, SHOWN_LIMIT // 2) for frame in evidence.frames[-_NEAR:]), line))
     options = [name for name in arguments if forms.optional.fullmatch(name)] or ["speculative_config"] * ("drafts" in facts)
     facts = {**facts, "traceback": traceback, "apart": apart, "options": ", ".join(map(normalize_flag, options))}
     if evidence.signature is not None:
         return _describe_known(evidence, evidence.signature, line, excerpt, facts)
-    code, where = (present(each, LINE_LIMIT // 2) for each in (_code_of(evidence), _function_of(evidence.frames)))
+    code, where = (present(each, SHOWN_LIMIT // 2) for each in (_code_of(evidence), _function_of(evidence.frames)))
     kind = recognizer.kind(f"{message}{code}", where, evidence.frames)
     if evidence.because and _WARNED not in evidence.because and (kind is None or not kind.first):
         before = recognizer.kind(evidence.because, "", ())
@@ -142,20 +142,20 @@ def _to_crash(evidence: Evidence, facts: Mapping[str, str], recognizer: Recogniz
         cause, family = fill_in(kind.cause, known), kind.id
     else:
         cause, remedy, family = forms.texts["unknownCause"], _with_advice(forms.texts["unknownRemedy"], line), ""
-    because = f" ({present(evidence.because, LINE_LIMIT // 2)})" if evidence.because else ""
+    because = f" ({present(evidence.because, SHOWN_LIMIT // 2)})" if evidence.because else ""
     place, quoted = f"{code}{', in ' if where else ''}{where}", _without_input(line)
     shown = f"{cause}: {quoted.rstrip('.:') if place else quoted}{place}{because}"
     return Crash(UNKNOWN, shown, remedy, None, line, line_number=evidence.number, excerpt=excerpt, family=family, time=evidence.time)
 
 
 def _describe_known(evidence: Evidence, signature: Signature, line: str, excerpt: str, facts: Mapping[str, str]) -> Crash:
-    captures = tuple((name, present(value, LINE_LIMIT)) for name, value in evidence.captures)
+    captures = tuple((name, present(value, SHOWN_LIMIT)) for name, value in evidence.captures)
     known = (*((name, value) for name, value in facts.items() if name != "traceback"), *captures)  # values of changes may depend on all
     details = {"line_number": evidence.number, "excerpt": excerpt, "captures": known, "time": evidence.time}
     crash = describe(signature, line, (*facts.items(), *captures), **details)
     if not _QUOTED.isdisjoint(dict(captures)) and "choices" not in dict(captures):
         crash = replace(crash, remedy=_with_advice(crash.remedy or "", line))
-    return replace(crash, cause=f"{crash.cause} {present(evidence.because, LINE_LIMIT)}") if evidence.because else crash
+    return replace(crash, cause=f"{crash.cause} {present(evidence.because, SHOWN_LIMIT)}") if evidence.because else crash
 
 
 def _remedy_of_refusal(evidence: Evidence, line: str, facts: Mapping[str, str]) -> str:
@@ -360,7 +360,7 @@ class CrashTracker:
         self._unfolding: _Message | None = None  # latest message that announces lines
         self._survived_error: Crash | None = None  # before the engine was told to stop
 
-    def count(self) -> None:
+    def count_record(self) -> None:
         """Count a record below ERROR."""
         self._found.records += 1
 
@@ -374,7 +374,7 @@ class CrashTracker:
         """Whether the engine was told to stop, after it was ready or as a follower."""
         return self._stopping or (self._leaving and not self._found.failed)
 
-    def advanced(self, stage: str, *, ready: bool) -> None:
+    def note_stage(self, stage: str, *, ready: bool) -> None:
         """Note a later stage: the engine survived the errors before it, unless a process has failed."""
         self.stage = stage
         found = self._found
@@ -387,7 +387,7 @@ class CrashTracker:
             survived, unknown = found.evidence or found.survived, found.unknown or found.survived_unknown
             self._found = _Findings(found.records, survived=survived, survived_unknown=unknown)
 
-    def leaving(self, number: int) -> None:
+    def note_leaving(self, number: int) -> None:
         """Note that a follower on another node than the leader ends its processes: it was told to stop, unless it logs an error.
 
         That the leader is gone is an error only if it came much earlier.
@@ -396,7 +396,7 @@ class CrashTracker:
             self._leaving = True
             self._found = _Findings(self._found.records)
 
-    def stopping(self, number: int) -> None:
+    def note_stop(self, number: int) -> None:
         """Note that the engine was told to stop. What it logs then is no crash, unless an error came before."""
         if not self._ready:
             return
@@ -555,8 +555,8 @@ class CrashTracker:
         # The message of a panic, and of an exception without text on its own line, is on the next line.
         bare = self._forms.panic.match(begun) or begun.rstrip().endswith("Error:")
         if not message.wraps and bare and self._found.unknown is not None and self._found.unknown.number == number:
-            self._found.unknown = replace(self._found.unknown, text=f"{begun.rstrip()} {text.strip()}"[: 2 * LINE_LIMIT])
-        longer = replace(message, text=f"{begun} {more}"[: 2 * LINE_LIMIT], wraps=message.wraps + 1)
+            self._found.unknown = replace(self._found.unknown, text=f"{begun.rstrip()} {text.strip()}"[: 2 * SHOWN_LIMIT])
+        longer = replace(message, text=f"{begun} {more}"[: 2 * SHOWN_LIMIT], wraps=message.wraps + 1)
         self._found.wrapped = longer if message.wraps < _WRAPS else None
 
     def _look_for_failure(self, process: str, text: str, number: int, *, sure: bool = True) -> None:
@@ -598,7 +598,7 @@ class CrashTracker:
     def _exception(self, process: str, text: str, number: int, closed: Traceback | None, *, known: bool) -> None:
         if text.startswith("KeyboardInterrupt"):
             if self._ready:
-                self.stopping(number)
+                self.note_stop(number)
             # After an interrupt, the processes end too.
             self._found.keep(lambda each: not each.text.startswith("Process EngineCore"))
         # A request that is refused ends no engine, unless the engine says so.
@@ -631,7 +631,7 @@ class CrashTracker:
         lines = islice(reversed(self.tracebacks.recent), start, start + _NEAR)
         near = [each for each in lines if each.process in ("", process)]
         near = [each for each in near if each.level in (None, WARNING) or each.text[1:5].isdigit()]  # a record of glog (E0824)
-        near = [each for each in near if self._forms.native.match(each.text[:LINE_LIMIT]) and not any(self._recognizer.find(each.text))]
+        near = [each for each in near if self._forms.native.match(each.text[:SHOWN_LIMIT]) and not any(self._recognizer.find(each.text))]
         if near:  # of several lines of raw output, the first one says why
             why = ([each for each in near if each.level != WARNING] or near[:1])[-1]
             return f"{_WARNED if why.level == WARNING else 'before it: '}{why.text.strip()}"
@@ -725,8 +725,8 @@ class CrashTracker:
     def _seen(self, process: str | None, text: str, number: int, match: Match | None = None, **marks: Any) -> Evidence:
         """Return evidence with the last frames of the process; without a process there are none. `marks` are fields of the evidence."""
         signature = match.signature if match is not None else None
-        captures = tuple((name, value[:LINE_LIMIT]) for name, value in match.captures) if match is not None else ()
+        captures = tuple((name, value[:SHOWN_LIMIT]) for name, value in match.captures) if match is not None else ()
         frames = self.tracebacks.frames(process, _KIND_FRAMES) if process is not None else ()
         more = self._unfolding.reasons if self._unfolding is not None and self._unfolding.number == number else []
         marks |= {"records": self._found.records, "time": self._clock.now(), "more": more}
-        return Evidence(signature, text[: 2 * LINE_LIMIT], number, process or "", frames, captures, **marks)
+        return Evidence(signature, text[: 2 * SHOWN_LIMIT], number, process or "", frames, captures, **marks)

@@ -103,7 +103,7 @@ class StartTracker:
     def record(self, level: int, text: str) -> None:
         """Process a record below ERROR."""
         self.begin()
-        self.crashes.count()
+        self.crashes.count_record()
         text = text.lstrip()
         level = WARNING if text.startswith(_NO_DEVICE) else level
         if "generation throughput: " in text:
@@ -161,9 +161,9 @@ class StartTracker:
             self._place(_captured([found]), meaning.peers)
         place = self._seen.membership
         if meaning.peers == "stop" and place is not None and place.node != 0:
-            self.crashes.leaving(self.lines)
+            self.crashes.note_leaving(self.lines)
         if meaning.shutdown is not None and not (meaning.shutdown == "server" and self.crashes.failed):
-            self.crashes.stopping(self.lines)
+            self.crashes.note_stop(self.lines)
         if meaning.progress is not None:
             completed, total = int(found["completed"][:9]), int(found["total"][:9])
             self._count(self._seen.stage, Progress(min(completed, total), total, meaning.progress), "")
@@ -234,7 +234,7 @@ class StartTracker:
             self._seen = replace(self._seen, stage=stage, is_stage_over=False, progress=None, entered=(*entered, (stage, since)))
             self._ended = None
             self._counts = Counts()
-            self.crashes.advanced(stage.value, ready=stage is Stage.READY)
+            self.crashes.note_stage(stage.value, ready=stage is Stage.READY)
 
     def _count(self, stage: Stage, progress: Progress, process: str) -> None:
         earlier = stage is not self._seen.stage

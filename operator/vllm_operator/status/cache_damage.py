@@ -75,12 +75,12 @@ def latest(observed: Observation, quarantined: tuple[QuarantinedCache, ...]) -> 
 
 def _candidates(observed: Observation, plan: Plan, crashes: Crashes) -> Iterator[_Candidate]:
     for finding in crashes.in_force:
-        is_of_caches = finding.status.signature in observed.knowledge.quarantining and finding.view.has_caches_of(plan)
+        is_of_caches = finding.status.signature in observed.knowledge.damaged_caches and finding.view.has_caches_of(plan)
         if is_of_caches and finding.reportable_at is None:
             yield _Candidate(finding.status.signature, finding.view, finding.restarts)
     for view in observed.starting:
         state = view.state
-        signs = observed.knowledge.quarantining.intersection(state.notices) if state is not None else ()
+        signs = observed.knowledge.damaged_caches.intersection(state.notices) if state is not None else ()
         if signs and view.is_stalled and view.has_caches_of(plan):
             yield _Candidate(min(signs), view, view.restarts)
 

@@ -151,12 +151,12 @@ class Knowledge:
         return frozenset(shipped | {rule.id for rule in (*self.terminations.containers, *self.terminations.pods)})
 
     @cached_property
-    def quarantining(self) -> frozenset[str]:
+    def damaged_caches(self) -> frozenset[str]:
         """Signatures of damaged caches."""
         return self._with_action("quarantine-cache")
 
     @cached_property
-    def cleaning(self) -> frozenset[str]:
+    def full_volume(self) -> frozenset[str]:
         """Signatures of a full volume."""
         return self._with_action("clean-cache")
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from vllm_operator.api import reading
 from vllm_operator.api.labels import CONTAINER
-from vllm_operator.logs.crash import LINE_LIMIT, TERMINATED, UNKNOWN, describe
+from vllm_operator.logs.crash import SHOWN_LIMIT, TERMINATED, UNKNOWN, describe
 from vllm_operator.logs.parser import StartupParser
 from vllm_operator.logs.state import Crash
 from vllm_operator.pods.tools import HANG_PREFIX
@@ -73,7 +73,7 @@ def diagnose_termination(
     if number in knowledge.terminations.signals_of_native_code:
         return describe(knowledge.signatures[_NATIVE], said, (("problem", f"signal {number}, {signals[number]}"),))
     how = f"was ended by signal {number} ({signals[number]})" if number in signals else "ended with an error"
-    text = present(ended.message.strip().rpartition("\n")[2], LINE_LIMIT)
+    text = present(ended.message.strip().rpartition("\n")[2], SHOWN_LIMIT)
     remedy = "Read the last lines of the log and the events of the Pod, and check the memory of the node."
     return Crash(UNKNOWN, f"The engine {how} ({said}), {unread or SAYS_NOTHING}.", remedy, None, line=text or said, excerpt=text)
 
