@@ -34,7 +34,7 @@ INTEGRATIONS = {
     "gateway.networking.k8s.io": ("Gateway API", "spec.gateway", "gateway"),
     "inference.networking.k8s.io": ("inference extension", "an InferencePool", "gateway"),
     "keda.sh": ("KEDA", "scaling to zero", "keda"),
-    "leaderworkerset.x-k8s.io": ("LeaderWorkerSet", "replicas on several nodes", ""),
+    "leaderworkerset.x-k8s.io": ("LeaderWorkerSet", "a replica that spans several nodes", ""),
     "monitoring.coreos.com": ("Prometheus operator", "the alerts of the chart", ""),
 }
 """API groups with their titles, what needs them, and the setting of the operator."""
@@ -89,6 +89,7 @@ async def _operators(client: ClusterClient, _: str) -> Findings:
         held = {text(it, "metadata", "name"): it for it in await client.find(kube.LEASE, lease[0])}.get(lease[1]) if lease else None
         seconds, renewed = integer(held, "spec", "leaseDurationSeconds") or 15, moment(held, "spec", "renewTime")
         version, log = text(operator, "metadata", "labels", "app.kubernetes.io/version"), f"kubectl logs -n {namespace} deployment/{name}"
+        image = text(named(operator, "operator", "spec", "template", "spec", "containers", key="name"), "image")
         if named(operator, "Available", "status", "conditions").get("status") != "True":
             found.append((TO_DO, f"{name} is not ready, for example because a permission is missing: {log}"))
         elif lease and (renewed is None or now - renewed > timedelta(seconds=seconds)):
@@ -96,7 +97,7 @@ async def _operators(client: ClusterClient, _: str) -> Findings:
         elif version != __version__:
             found.append((TO_DO, f"{name} has version {version or '(unknown)'}, and this command {__version__}. Upgrade the older one"))
         else:
-            found.append((OK, f"{name} in the namespace {namespace} works, version {version}"))
+            found.append((OK, f"{name} in the namespace {namespace} works, version {version}, image {image or '(unknown)'}"))
     return found or [
         (TO_DO, "No Deployment of the chart was found. If the operator runs without it, ignore this; otherwise install the chart")
     ]
@@ -136,10 +137,9 @@ async def _integrations(client: ClusterClient, _: str) -> Findings:
     operators = await find_if_there(client, kube.DEPLOYMENT, labels=OPERATOR)
     enabled = {name for each in operators for name in setting_of(each, "INTEGRATIONS").split(",")}
     for group, (title, purpose, setting) in INTEGRATIONS.items():
-        is_unused = setting and setting not in enabled
         unused = f"{title} is installed, but not used. For {purpose}, set integrations.{setting} in the chart"
-        there = (NOTE, unused) if is_unused else (OK, f"{title} is installed")
-        found.append(there if group in groups else (NOTE, f"{title} is not installed. Only {purpose} needs it"))
+        there = (NOTE, unused) if setting and setting not in enabled else (OK, f"{title} is installed")
+        found.append(there if group in groups else (NOTE, f"{title} is not installed. It is needed only for {purpose}"))
     return found
 
 
@@ -148,11 +148,10 @@ async def _storage(client: ClusterClient, _: str) -> Findings:
     if default is None:
         return [(TO_DO, "No StorageClass is the default. Choose one, or set spec.cache.volume.storageClassName in each VLLMDeployment")]
     name, volumes = text(default, "metadata", "name"), await find_if_there(client, kube.VOLUME)
-    modes = {
-        str(mode) for it in volumes if text(it, "spec", "storageClassName") == name for mode in sequence(it["spec"].get("accessModes"))
-    }
+    own = [mapping(it, "spec") for it in volumes if text(it, "spec", "storageClassName") == name]
+    modes = {str(mode) for spec in own for mode in sequence(spec.get("accessModes"))}
     shares = f" Its volumes are {', '.join(sorted(modes))}." if modes else ""
-    shares += " Replicas on several nodes need ReadWriteMany." if "ReadWriteMany" not in modes else ""
+    shares += " Replicas on different nodes can share only ReadWriteMany volumes." if "ReadWriteMany" not in modes else ""
     grows = "" if default.get("allowVolumeExpansion") is True else " Its volumes cannot grow."
     return [(OK, f"The default StorageClass is {name}, of {text(default, 'provisioner')}.{shares}{grows}")]
 

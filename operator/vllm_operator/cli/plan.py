@@ -241,7 +241,7 @@ def causes(before: Plan, made: Plan) -> Iterator[str]:
     if won := [it.backend for it in made.backends if it not in before.backends and (it.source or "").startswith("race-")]:
         yield f"Measured as the fastest backend (spec.backends.tuning): {', '.join(won)}."
     if made.catalog_version != before.catalog_version:
-        yield f"Made with catalog {made.catalog_version}, before {before.catalog_version}."
+        yield f"Made with catalog {made.catalog_version}, the plan before it with {before.catalog_version}."
     parts, parts_before = ({part.name: part.value for part in each.cache_key_parts} for each in (made, before))
     if parts.get("generation") != parts_before.get("generation"):
         yield "The cache directory was damaged and replaced."

@@ -74,7 +74,7 @@ def show_top(arguments: argparse.Namespace) -> int:
         _NOT_INSTALLED,
         lambda client: client.find(VLLM_DEPLOYMENT, namespace, cached=True),
         lambda resources: {"deployments": resources},
-        lambda resources: top_page(resources, datetime.now(UTC), width=screen_width()),
+        lambda resources: top_page(resources, datetime.now(UTC), width=screen_width(), namespace=namespace),
         is_endless=is_terminal() and not arguments.once,
     )
 
@@ -246,7 +246,7 @@ class _StatusPage:
         claim, times = reported_cache_claim(self.resource), {kind: integer(cache, f"{kind}StartSeconds") for kind in ("cold", "warm")}
         starts = [f"the last {kind} start took {duration(seconds)}" for kind, seconds in times.items() if seconds is not None]
         # the status has no state while the caches are cold or without a PVC
-        state = text(cache, "state") or ("Cold" if claim else "On no PVC")
+        state = text(cache, "state") or ("Cold" if claim else "On no shared PVC")
         means = f": {_CACHES[state]}" if state in _CACHES and not text(cache, "message") else ""
         facts = "; ".join(filter(None, (f"{state}{means}", f"PVC {claim}" if claim else "", *starts)))
         self._add("Caches", " ".join(filter(None, (f"{facts}." if facts else "", text(cache, "message")))))
@@ -339,11 +339,11 @@ _BAR_SCALE = 3
 """Factor by which bars are shorter than the bars of `kubectl vllm status`."""
 
 
-def top_page(resources: Iterable[Mapping[str, Any]], now: datetime, *, width: int) -> list[Line]:
+def top_page(resources: Iterable[Mapping[str, Any]], now: datetime, *, width: int, namespace: str | None = None) -> list[Line]:
     """Return the page. Objects may have any content."""
     states = [(state_of(resource), resource) for resource in resources]
     if not states:
-        return labelled("", "There are no VLLMDeployments.", label_width=0, width=width)
+        return labelled("", f"There are no VLLMDeployments{f' in {namespace}: add -A' if namespace else ''}.", label_width=0, width=width)
     states.sort(key=lambda each: (list(_SEVERITIES).index(_severity(*each)), _name(each[1])))
     counts = Counter(_severity(*each) for each in states)
     spans = [span for word, style in _SEVERITIES.items() if (number := counts[word]) for span in (", ", Span(f"{number} {word}", style))]

@@ -57,7 +57,7 @@ def logged_backends(observed: Observation) -> Backends:
     is_same = previous is not None and (previous.cache_key, previous.observed_generation) == (plan.cache_key, plan.observed_generation)
     chosen_before = {choice.component: choice.backend for choice in previous.backends} if previous is not None and is_same else {}
     in_logs: dict[str, list[str]] = {}
-    for view in sorted(observed.pod_facts, key=lambda view: view.name):
+    for view in sorted(filter(lambda it: it.has_caches_of(plan), observed.pod_facts), key=lambda it: it.name):
         for component, backend in view.state.observed_backends if view.state is not None else ():
             in_logs.setdefault(component, []).append(backend)
     if all(choice.component != "Attention" for choice in plan.backends):  # old versions call the kernel of an MLA model so

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vllm_operator.api import reading
+from vllm_operator.api import labels, reading
 from vllm_operator.api.conditions import FALSE, TRUE, Reason, Verdict
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import LOG_OF_GROUPS, is_of_groups
@@ -106,12 +106,11 @@ def _unschedulable(observed: Observation, view: PodFacts) -> dict[str, Any]:
         unschedulable_advice(view.message or "", found, has_other_plan=gpu_today is not None and not ending),
         untolerated=found,
         tainted=say("unschedulable.tainted", untolerated=found) if found is not None else "",
-        needed=plan.count if plan is not None else 0,
-        unit=plan.device if plan is not None else "GPU",
+        plan=plan,
+        requests=reading.mapping(reading.named(view.manifest, labels.CONTAINER, "spec", "containers", key="name"), "resources", "requests"),
         serving=observed.serving if observed.serving < observed.wanted else 0,  # during a rollout, there may be one replica more
         ending=ending,
         until=None if observed.draining else reading.moment(max(ends, default="")),
-        gpu=gpu,
         gpu_today=gpu_today,
         free=free,
         moves=free is not None and free.is_open and not wanted.uuids and len(wanted.products or ()) != 1,
@@ -156,11 +155,14 @@ def _all_serve(observed: Observation) -> Verdict:
     if activity.held and activity.unowned_claims:
         return Verdict(FALSE, Reason.CLAIM_NAME_TAKEN, say("starting.claim_not_owned", claims=activity.unowned_claims))
     if activity.held:
-        return Verdict(TRUE, Reason.ROLLING_OUT, say("starting.held", serving=observed.serving))
+        # no time ends this wait, unlike that for a GPU
+        broken = next((view for view in observed.primer_facts if view.phase in (Phase.IMAGE_PULL_FAILED, Phase.CONTAINER_FAILED)), None)
+        text = pod_text(observed, broken) if broken else ""
+        said = observed.messages.fit("starting.held", shrink=("text",), serving=observed.serving, text=text)
+        return Verdict(FALSE, observed.messages.reasons[broken.phase], said) if broken else Verdict(TRUE, Reason.ROLLING_OUT, said)
     if not rollout.is_complete:
-        facts: dict[str, Any] = {"paused": rollout.paused, "namespace": observed.resource.metadata.namespace}
-        text = say("starting.rollout", updated=rollout.updated, wanted=observed.wanted, **facts)
-        return Verdict(TRUE, Reason.ROLLING_OUT, text)
+        namespace = observed.resource.metadata.namespace
+        return Verdict(TRUE, Reason.ROLLING_OUT, say("starting.rollout", rollout=rollout, wanted=observed.wanted, namespace=namespace))
     return Verdict(TRUE, Reason.STARTED, "")
 
 
@@ -176,10 +178,9 @@ def _measuring(observed: Observation, gate: Gate, start: str) -> Verdict:
     differences = compare(observed.serving_plan, plan) if observed.serving_plan is not None and plan is not None else []
     said = say(
         "gate.held",
-        failure=record.failure,
+        record=record,
         worse=[figure.text for figure in sorted(record.worse, key=lambda figure: figure.limit / figure.loss)[:2]],
         differences=[each.subject[:1].lower() + each.subject[1:] for each in differences],
-        load=record.load,
         serving=observed.serving,
     )
     return Verdict(FALSE, Reason.ROLLOUT_HELD, said)
