@@ -147,6 +147,7 @@ def test_without_permission_for_pods_it_is_unknown_what_is_free() -> None:
 
 def test_a_cluster_without_deployments_says_so() -> None:
     assert plain(top_page([], NOW, width=80)) == "There are no VLLMDeployments."
+    assert plain(top_page([], NOW, width=80, namespace="models")) == "There are no VLLMDeployments in models (all: -A)."
 
 
 JSON = st.recursive(

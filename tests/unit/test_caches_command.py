@@ -90,4 +90,4 @@ def test_where_caches_are(run: Run, cache: dict[str, Any], where: str) -> None:
 
 
 def test_without_caches_it_says_so(run: Run) -> None:
-    assert run([llama()]) == (0, "No VLLMDeployment has caches yet.\n")
+    assert run([llama()]) == (0, "No caches yet.\n")

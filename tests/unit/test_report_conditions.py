@@ -280,6 +280,17 @@ SITUATIONS = {
     "a new version compiles while the only replica serves": Situation(
         o.observe(o.ready_pod(), activity=CacheActivity(step="Primer", held=True)), "Ready", "False", "RollingOut", ("1 replica serves",)
     ),
+    "the image of a new version cannot be pulled while the only replica serves": Situation(
+        o.observe(
+            o.ready_pod(),
+            primers=[o.pending_pod("ErrImagePull", "manifest unknown", name="vllm-a-primer-x1")],
+            activity=CacheActivity(step="Primer", held=True),
+        ),
+        "Ready",
+        "False",
+        "ImagePullFailed",
+        ("1 replica serves the previous spec", "Pod vllm-a-primer-x1 cannot pull", "manifest unknown"),
+    ),
     "a replica of a new version starts while the only replica serves": Situation(
         o.observe(o.ready_pod(), o.starting_pod("vllm-a-x2"), deployment=o.deployment(1)), "Ready", "False", "RollingOut"
     ),

@@ -129,7 +129,7 @@ def would_differ(resource: Manifest) -> bool:
 
 def _described(resource: Manifest) -> str:
     message = text(named(resource, PLAN_DRIFTED, "status", "conditions"), "message")
-    return "\n".join([_name(resource), *wrap(message, "  ", first="  ")])
+    return "\n".join([_name(resource), *wrap(message or "Today's plan would be the same.", "  ", first="  ")])
 
 
 async def replan(

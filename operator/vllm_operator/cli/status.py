@@ -343,7 +343,7 @@ def top_page(resources: Iterable[Mapping[str, Any]], now: datetime, *, width: in
     """Return the page. Objects may have any content."""
     states = [(state_of(resource), resource) for resource in resources]
     if not states:
-        return labelled("", f"There are no VLLMDeployments{f' in {namespace}: add -A' if namespace else ''}.", label_width=0, width=width)
+        return labelled("", f"There are no VLLMDeployments{f' in {namespace} (all: -A)' if namespace else ''}.", label_width=0, width=width)
     states.sort(key=lambda each: (list(_SEVERITIES).index(_severity(*each)), _name(each[1])))
     counts = Counter(_severity(*each) for each in states)
     spans = [span for word, style in _SEVERITIES.items() if (number := counts[word]) for span in (", ", Span(f"{number} {word}", style))]
@@ -394,7 +394,7 @@ def show_caches(arguments: argparse.Namespace) -> int:
         print_as({"caches": rows, "orphanedVolumes": orphans}, arguments.output)
     else:
         cells = [[clean(_cell(field, value), 128) for field, value in row.items()] for row in rows]
-        lines = table(CACHES_HEADER, cells) if rows else ["No VLLMDeployment has caches yet."]
+        lines = table(CACHES_HEADER, cells) if rows else [f"No caches yet{'' if arguments.all_namespaces else ' in this namespace'}."]
         if orphans:
             lines += ["", "Volumes that the operator made and no VLLMDeployment uses. They are kept until you delete them:"]
             lines += table(ORPHANS_HEADER, [list(row.values()) for row in orphans])

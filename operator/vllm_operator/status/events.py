@@ -124,9 +124,9 @@ def _stuck(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[Even
     now, before = _both(observed, status, conditions.READY)
     if now is not None and now.reason == Reason.ROLLOUT_HELD and (before is None or before.reason != now.reason):
         yield EventDraft(WARNING, now.reason, now.message, f"held-{observed.resource.metadata.generation}")
-    if now is None or now.reason not in _STUCK or not observed.unhealthy:
+    told = (view for view in (*observed.unhealthy, *observed.primer_facts) if now is not None and view.name in now.message)
+    if now is None or now.reason not in _STUCK or (worst := next(told, None)) is None:
         return
-    worst = observed.unhealthy[0]
     if before is None or before.reason != now.reason or worst.name not in before.message:
         series = f"{now.reason}-{worst.uid}"
         yield EventDraft(WARNING, now.reason, now.message, f"{series}-{worst.restarts}-{worst.stage}", series)
