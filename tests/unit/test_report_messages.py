@@ -19,14 +19,14 @@ from vllm_operator.api.plan import PlannedWeights
 from vllm_operator.api.resource import Metadata
 from vllm_operator.api.status import AvoidedNode, CrashStatus, RollbackStatus
 from vllm_operator.caches.context import HeldRollout
-from vllm_operator.caches.measurement import Entrant, RaceRecord
+from vllm_operator.caches.measurement import Entrant, GateRecord, RaceRecord
 from vllm_operator.catalog.entry import read_data
 from vllm_operator.inventory.pools import Taint
 from vllm_operator.logs.ranks import GroupDiagnosis, GroupState
 from vllm_operator.logs.state import Crash, Stage
 from vllm_operator.planning.outcome import FreeGPUs
 from vllm_operator.status.knowledge import Messages, load_knowledge
-from vllm_operator.status.observation import GroupFacts
+from vllm_operator.status.observation import GroupFacts, Rollout
 from vllm_operator.status.progressing import UntoleratedTaints
 from vllm_operator.status.starts import StageEstimate
 from vllm_operator.text import wording
@@ -60,6 +60,9 @@ FACTS: dict[str, Any] = {
     "metadata": Metadata(name="vllm-a", namespace="models"),
     "group": GroupFacts((), 2, 1, GroupDiagnosis(state=GroupState.WAITING, rank=1, crash=o.DEEP_GEMM_CRASH, gives_up_at=o.NOW)),
     "record": RACE,
+    "measured": GateRecord(against="vllm-a-1", load="prompts", failure="It broke."),
+    "rollout": Rollout(1, is_complete=False, paused="vllm-a", failure=None, template=None),
+    "requests": {"cpu": "2", "memory": "6Gi"},
     "results": [(RACE.entrants[1], None)],
     "untolerated": UntoleratedTaints("gpu-1", 1, (Taint("a", "b", "NoSchedule"),)),
 }

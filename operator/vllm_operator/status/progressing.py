@@ -178,7 +178,7 @@ def _measuring(observed: Observation, gate: Gate, start: str) -> Verdict:
     differences = compare(observed.serving_plan, plan) if observed.serving_plan is not None and plan is not None else []
     said = say(
         "gate.held",
-        record=record,
+        measured=record,
         worse=[figure.text for figure in sorted(record.worse, key=lambda figure: figure.limit / figure.loss)[:2]],
         differences=[each.subject[:1].lower() + each.subject[1:] for each in differences],
         serving=observed.serving,
