@@ -197,6 +197,43 @@ def test_an_engine_whose_requests_stand_still_is_not_reported_as_started(tmp_pat
         assert capsys.readouterr().out.startswith(headline)
 
 
+@pytest.mark.parametrize(
+    ("usages", "headline"),
+    [
+        (["4.1"] * 8, "Stands still: requests run without output"),
+        (["4.1"] * 5, "Started: the server is ready"),  # a minute is not over
+        ([f"4.{each}" for each in range(8)], "Started: the server is ready"),  # a long prompt fills the KV cache
+    ],
+)
+def test_an_engine_without_a_second_process_stands_still_if_its_figures_do_not_change(
+    usages: list[str], headline: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = (
+        "INFO 09-05 08:05:{:02} [loggers.py:271] Engine 000: Avg prompt throughput: 0.0 tokens/s,"
+        " Avg generation throughput: 0.0 tokens/s, Running: 1 reqs, Waiting: 0 reqs, GPU KV cache usage: {}%\n"
+    )
+    log = tmp_path / "a.log"
+    log.write_text("INFO:     Application startup complete.\n" + "".join(figures.format(*each) for each in enumerate(usages)))
+    assert main(["diagnose", str(log)]) == 0
+    assert capsys.readouterr().out.startswith(headline)
+
+
+def test_an_error_in_the_loop_of_the_engine_is_one_while_serving_also_if_the_log_does_not_show_the_end_of_the_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "a.log"
+    log.write_text(
+        "(EngineCore pid=7) INFO 12-05 01:02:10 [core.py:77] Initializing a V1 LLM engine (v0.12.0) with config: model='/m'\n"
+        "(EngineCore pid=7) ERROR 12-05 07:26:46 [core.py:845] EngineCore encountered a fatal error.\n"
+        "(EngineCore pid=7) ERROR 12-05 07:26:46 [core.py:845] Traceback (most recent call last):\n"
+        '(EngineCore pid=7) ERROR 12-05 07:26:46 [core.py:845]   File "/x/vllm/v1/core/sched/scheduler.py", line 7, in schedule\n'
+        "(EngineCore pid=7) ERROR 12-05 07:26:46 [core.py:845]     assert num_new_tokens > 0\n"
+        "(EngineCore pid=7) ERROR 12-05 07:26:46 [core.py:845] AssertionError\n"
+    )
+    assert main(["diagnose", str(log)]) == 0
+    assert capsys.readouterr().out.startswith("Crashed while serving: A step of the engine had a request without a token to compute")
+
+
 def test_without_the_library_of_the_driver_the_reason_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "a.log"
     log.write_text(

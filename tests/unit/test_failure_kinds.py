@@ -418,6 +418,22 @@ CASES: dict[str, tuple[list[str], str]] = {
     "ReplicasShareNodes": (["vllm/config/parallel.py:local_world_size"], "ZeroDivisionError: integer division or modulo by zero"),
     "ExpertSpaceTooSmall": (["flashinfer/fused_moe/cute_dsl/b12x_moe.py"], "ValueError: num_tokens (8192) exceeds max_num_tokens (4096)"),
     "TopkBufferMissing": (["vllm/models/deepseek_v4/nvidia/flashmla.py"], "AssertionError: assert self.topk_indices_buffer is not None"),
+    "VllmNameMissing": (
+        ["vllm/model_executor/layers/quantization/awq_marlin.py:get_quant_method"],
+        "AttributeError: 'Logger' object has no attribute 'warning_one'. Did you mean: 'warning_once'?",
+    ),
+    "RequestUnknownToEngine": (["vllm/v1/worker/gpu_model_runner.py:_prepare_inputs"], "KeyError: 'embd-2f1c0e7b4b7e4b0f-0'"),
+    "PipelineSamplesMistaken": (["vllm/v1/worker/gpu_model_runner.py:_pp_receive_sampled"], "AssertionError: assert not pp.is_last_rank"),
+    "KvCopyFailed": (["vllm/_custom_ops.py:swap_blocks_batch"], "RuntimeError: cuMemcpyBatchAsync failed at index 1 with error 1"),
+    "MediaPositionsMistaken": (
+        ["vllm/model_executor/layers/rotary_embedding.py:get_input_positions_tensor"],
+        "IndexError: list index out of range",
+    ),
+    "StepWithoutTokens": (["vllm/v1/core/sched/scheduler.py:schedule"], "AssertionError: assert num_new_tokens > 0"),
+    "OperatorLacksType": (
+        ["vllm/model_executor/models/llama4.py:load_weights"],
+        "NotImplementedError: \"index_cpu\" not implemented for 'Float8_e4m3fn'",
+    ),
     "TransferredBlocksDiffer": (
         ["vllm/distributed/kv_transfer/kv_connector/v1/nixl/worker.py:_apply_prefix_caching"],
         "AssertionError: assert num_local_blocks == num_remote_blocks",

@@ -31,6 +31,7 @@ VARIATIONS: dict[str, tuple[str, ...]] = {
     "built": ("", "module_top_k"),
     "fixed": ("", "Explicitly"),
     "aborted": ("", "cmpl-1"),
+    "asleep": ("", "fall asleep", "wake up tags ['weights']", "wake up"),
     "devices": ("", "CpuDevice"),
     "pool": ("", "75497472000"),
     "unlinked": ("", "libcuda.so.1"),

@@ -56,6 +56,11 @@ TOLD_OTHERWISE = {
     "v4-pro-eight-h200.log": Verdict.PARTLY,  # the headline says loading the model
     "v100-qwen38-awq-int4.log": Verdict.PARTLY,  # only the frames name the method
     "statefulset-pod-restarts-under-traffic.log": Verdict.UNKNOWN,  # the log of a server that runs ends in the same way
+    "mi300x-aiter-sampler-segfault.log": Verdict.PARTLY,  # only the remedy names AITER
+    "otlp-endpoint-on-cpu.log": Verdict.UNKNOWN,  # only the remedy names the flag
+    "spec-config-object-has-no-get.log": Verdict.UNKNOWN,  # likewise
+    "turboquant-4bit-on-gdn-hybrid.log": Verdict.UNKNOWN,  # likewise
+    "r9700-unified-attn-lds.log": Verdict.PARTLY,  # the log names the backend
     "custom-allreduce-no-p2p-hang.log": Verdict.UNKNOWN,  # a slow start ends in the same way, and a notice says that it may hang
 }
 LABELS = read_labels(REPORTS, before=SPLIT)

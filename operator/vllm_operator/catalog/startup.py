@@ -28,7 +28,7 @@ ECHO_PRIORITY = 20
 TEXT_LIMIT, LIST_LIMIT = 600, 16
 """Maximum characters of a text, and maximum length of a list, except of those that only ship with the operator."""
 
-_SHOWN = ("cast", "uncompiled", "counted", "wsl", "paging", "pages", "tritons", "quantized", "customized", "unified")
+_SHOWN = ("cast", "uncompiled", "counted", "wsl", "paging", "pages", "tritons", "quantized", "customized", "unified", "asleep")
 _AROUND = ("proposing", "placeholders", "filled", "reserved", "jitted", "invariant", "profiled", "unfused", *_SHOWN)
 _CIRCUMSTANCES = ("device", "platform", "version", "eager", "nccl", "cached", "runner", "offloader", "architecture", *_AROUND)
 _FOUND = ("plugin", "aligned", "advised", "candidates", "drafter", "launched", "unset", "recreated", "usersite", "assigned", "linked")

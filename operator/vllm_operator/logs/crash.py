@@ -24,7 +24,7 @@ from vllm_operator.catalog.templates import fill_in
 from vllm_operator.catalog.versions import load_versions, normalize_flag
 from vllm_operator.logs import tracebacks
 from vllm_operator.logs.lines import INFO, WARNING, Line, LogClock
-from vllm_operator.logs.matching import Match, Recognizer, compiled, is_no_report, is_source
+from vllm_operator.logs.matching import Match, Recognizer, compiled, is_no_report
 from vllm_operator.logs.state import Crash
 from vllm_operator.logs.suspects import avoid_code, find_quoted, read_arguments
 from vllm_operator.logs.tracebacks import Part, Traceback, Tracebacks, is_of_a_request, ungrouped
@@ -38,6 +38,7 @@ KV_TRANSFERS = "KvTransfersFail"
 _SHUTS_DOWN = "Shutting down FastAPI HTTP server."
 STALL = "SharedMemoryBroadcastStall"
 _ENGINE_CORE = "EngineCoreInitFailed"
+_STILL_RECORDS = 7  # records of the throughput that say the same, one every 10 s, after which the engine stands still
 _RECORDS_AFTER = 12  # an error that the engine survived by more records than these explains nothing
 _KEPT = 16
 SHOWN_LIMIT = 400
@@ -284,6 +285,9 @@ class _Findings:
     def root(self) -> Evidence | None:
         """Return the error itself, if the log contains it."""
         unknown = self.unknown
+        if unknown is not None and unknown.signature is not None:
+            later = self.evidence.get(unknown.signature.id, unknown)  # it may say more: more of the same message, or where it was
+            unknown = later if later.number == unknown.number or later.text.startswith(tracebacks.NATIVE_FRAME) else unknown
         counts = unknown is not None and self._counts(unknown) and not self._is_overruled(unknown)
         best = _best(each for each in self._explaining() if not each.is_doubtful)
         if unknown is None or not counts:
@@ -358,6 +362,7 @@ class CrashTracker:
         self._found = _Findings()
         self._said = _Message("", "", 0)  # latest error record that is no part of a traceback
         self._unfolding: _Message | None = None  # latest message that announces lines
+        self._throughput = ("", 0)  # latest record of it, and how often it was repeated
         self._survived_error: Crash | None = None  # before the engine was told to stop
 
     def count_record(self) -> None:
@@ -425,9 +430,11 @@ class CrashTracker:
             self._look_for_failure("", text, number)
 
     def throughput(self, text: str, number: int) -> None:
-        """Read a record about the throughput: the engine stands still if a process stalls, and requests run without output."""
+        """Read a record about the throughput: the engine stands still if requests run without output, and a process stalls, or it lasts."""
         self.notices.pop(STILL, None)
-        if STALL in self.notices:
+        repeated = self._throughput[1] + 1 if text == self._throughput[0] else 1
+        self._throughput = (text, repeated)
+        if STALL in self.notices or repeated >= _STILL_RECORDS:
             self.record(INFO, text, number)
 
     def error(self, process: str, level: int | None, text: str, number: int) -> None:
@@ -451,8 +458,8 @@ class CrashTracker:
         closed = self.tracebacks.close(process) if part is Part.EXCEPTION else None
         if self._is_unrelated(process, level, part, text, number, harmless=harmless):
             return
-        is_code = level is None and part is not Part.EXCEPTION and is_source(text) and not self._forms.validation.match(text)
-        if is_code and not self.tracebacks.follows_frames(process):
+        is_code = level is None and part is not Part.EXCEPTION and self._forms.source_line.match(text) is not None
+        if is_code and not (self._forms.validation.match(text) or self.tracebacks.follows_frames(process)):
             self._continue(process, text)
             return
         self._explain(process, level, part, text, number, closed)
@@ -546,10 +553,7 @@ class CrashTracker:
         if message is None or process not in (message.process, ""):
             return
         number, begun = message.number, message.text
-        known, unknown = any(self._match(message.process, begun + space + more, number) for space in (" ", "")), self._found.unknown
-        if unknown is not None and unknown.number == number and unknown.signature is not None:
-            self._found.unknown = self._found.evidence.get(unknown.signature.id, unknown)
-        if known:
+        if any(self._match(message.process, begun + space + more, number) for space in (" ", "")):
             self._found.wrapped = None
             return
         # The message of a panic, and of an exception without text on its own line, is on the next line.
@@ -597,8 +601,7 @@ class CrashTracker:
 
     def _exception(self, process: str, text: str, number: int, closed: Traceback | None, *, known: bool) -> None:
         if text.startswith("KeyboardInterrupt"):
-            if self._ready:
-                self.note_stop(number)
+            self.note_stop(number)
             # After an interrupt, the processes end too.
             self._found.keep(lambda each: not each.text.startswith("Process EngineCore"))
         # A request that is refused ends no engine, unless the engine says so.
@@ -666,7 +669,7 @@ class CrashTracker:
 
     def of_source_line(self, text: str) -> Crash | None:
         """Return the crash for a text that is a single source line. In a log, such a line would be part of a traceback."""
-        found = self._recognizer.find(text) if is_source(text) else ()
+        found = self._recognizer.find(text) if self._forms.source_line.match(text) is not None else ()
         chosen = _best(self._seen(None, text, 1, each) for each in found if each.signature.severity is Severity.FATAL)
         return _to_crash(chosen, {}, self._recognizer) if chosen is not None else None
 

@@ -4,7 +4,7 @@ Each pattern of a signature has an anchor, a string that its lines contain. One 
 that say that a process has failed or that an exception reports a failure elsewhere. A regular expression is tried only if its anchor was
 found, and compiled on first use, so that the command line starts quickly.
 
-`is_no_report` and `is_source` recognize lines that only mention an error.
+`is_no_report` recognizes lines that only mention an error.
 """
 
 import re
@@ -193,8 +193,3 @@ def is_no_report(text: str, recent: Sequence[Line]) -> bool:
     before = recent[-2].text if len(recent) > 1 else ""
     is_heading = before.startswith(_SURVEY) or before.rstrip().endswith(_CUSTOMIZE)
     return is_heading or load_error_forms().trace_output.search(text) is not None
-
-
-def is_source(text: str) -> bool:
-    """Whether raw output looks like a source line or an indented text. In a log, source lines follow the frames of a traceback."""
-    return load_error_forms().source_line.match(text) is not None

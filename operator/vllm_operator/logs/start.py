@@ -95,6 +95,8 @@ class StartTracker:
             if "assigned" in found and len(known.get("assigned", "")) < _ASSIGNED_LENGTH:
                 known["assigned"] = f"{known.get('assigned', '')} {found['assigned']}"
             self.crashes.settings = found | known
+        if text.startswith("EngineCore encountered a fatal error") and self._seen.has_start:  # its loop runs, so the start is over
+            self._seen, self.crashes.stage = replace(self._seen, stage=Stage.READY, is_stage_over=False), Stage.READY.value
         # The logo and old tools print known lines without a level. The dump of a failed step is an error.
         word = text.lstrip().split(" ", 1)[0] if level is None or text.startswith("Dumping ") else ""
         if not (word in self._knowledge.words and self._meaning(word, text) and word not in _NOTICES):
