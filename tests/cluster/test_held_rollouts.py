@@ -104,6 +104,23 @@ async def test_a_rolling_update_does_not_leave_the_node_of_its_volume(
     assert [await node_of(served, pod) for pod in pods] == [other, other]
 
 
+async def test_a_rollout_that_is_scaled_to_one_replica_meanwhile_goes_on(
+    served: Cluster, sim: Simulator, operator: OperatorProcess
+) -> None:
+    """One replica is recreated and two are not. A Deployment whose strategy and number change together stops between two ReplicaSets."""
+    await serve(served, sim, replicas=2, cache={"storage": "EmptyDir"})
+    await sim.script(load="hold")
+    await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"version": "0.24.0"}}})
+    await served.wait_for("Deployment", "llama", lambda it: it["status"].get("updatedReplicas") == 1)
+    await sim.script(load="0")
+    await served.patch("VLLMDeployment", "llama", {"spec": {"replicas": 1}})
+    await served.wait_for("Deployment", "llama", lambda it: it["status"]["replicas"] == it["status"].get("updatedReplicas") == 1)
+    await sim.change(await the_pod(served, selector="app.kubernetes.io/component=engine"), load="0")
+    done = await served.wait_for("VLLMDeployment", "llama", lambda it: it["status"]["observedGeneration"] == 3 and has("Ready", "True")(it))
+    assert ("vLLM 0.24.0" in done["status"]["plan"], done["status"]["readyReplicas"]) == (True, 1)
+    await served.wait_for("Deployment", "llama", lambda it: it["spec"]["strategy"]["type"] == "Recreate")
+
+
 async def test_a_second_replica_starts_on_the_node_of_the_volume(
     served: Cluster, sim: Simulator, gpu_nodes: Callable[..., list[str]], operator_of_all: OperatorProcess
 ) -> None:

@@ -161,6 +161,8 @@ class Applier:
             has_replicas = is_workload(desired) and desired["spec"].get("replicas") is not None
             if has_replicas and await self._is_autoscaled(child):
                 desired = {**desired, "spec": {key: value for key, value in desired["spec"].items() if key != "replicas"}}
+            if has_replicas and _has_two_revisions(child) and desired["spec"].get("strategy") == {"type": "Recreate"}:
+                desired = {**desired, "spec": desired["spec"] | {"strategy": child["spec"]["strategy"]}}
             checked = self._checked.get(child["metadata"].get("uid", ""))
         if child is None or checked is None or checked[0] != _mark(desired, child):
             child = await self._bring_up_to_date(desired, child, result)
@@ -311,6 +313,17 @@ def _find_unkept(desired: Manifest, child: Manifest) -> str | None:
     name = ".".join(("spec", part, *path))
     log.warning("the API server did not keep %s of %s %s", name, *_identity(child))
     return name
+
+
+def _has_two_revisions(workload: Manifest) -> bool:
+    """Return whether a rollout is not over: Pods of an older revision exist, or its controller has not seen the last change.
+
+    If such a Deployment becomes one that recreates its Pods, and its number of replicas changes with that, it stands still for ever: with
+    Recreate, its controller scales no more than one ReplicaSet, and does nothing else before they are scaled (Kubernetes 1.35).
+    """
+    status = reading.mapping(workload, "status")
+    seen = reading.integer(status, "observedGeneration") == reading.integer(workload, "metadata", "generation")
+    return not seen or (reading.integer(status, "updatedReplicas") or 0) < (reading.integer(status, "replicas") or 0)
 
 
 def _replacements(desired: Manifest, child: Manifest) -> list[Manifest]:
