@@ -145,6 +145,12 @@ def is_workload(manifest: Mapping[str, Any]) -> bool:
     return manifest["kind"] in WORKLOADS
 
 
+def is_observed(workload: Any) -> bool:
+    """Return whether the controller of a workload has seen its last change."""
+    seen, generation = reading.integer(workload, "status", "observedGeneration"), reading.integer(workload, "metadata", "generation")
+    return (seen or 0) >= (generation or 0)
+
+
 def is_of_groups(workload: Any) -> bool:
     """Return whether each replica is a group of Pods."""
     return reading.text(workload, "kind") == LEADER_WORKER_SET_KIND

@@ -32,7 +32,7 @@ from typing import Any
 from vllm_operator.api import reading
 from vllm_operator.api.labels import COMPONENT_LABEL, HOSTNAME_LABEL, INSTANCE_LABEL, PRIMED_ANNOTATION_PREFIX, PRIMING_ANNOTATION_PREFIX
 from vllm_operator.api.operation import CacheSpec
-from vllm_operator.api.resource import Role, is_workload, primer_name, template_spec
+from vllm_operator.api.resource import Role, is_observed, is_workload, primer_name, template_spec
 from vllm_operator.caches import artifacts
 from vllm_operator.caches.address import CacheAddress, cache_address, read_portability_settings
 from vllm_operator.caches.artifacts import is_asked, is_published_by_primer, read_fetch
@@ -323,9 +323,7 @@ def _is_for_one_pod(context: CacheContext) -> bool:
 
 def _has_passed_deadline(context: CacheContext) -> bool:
     condition = reading.named(context.primer, "Progressing", "status", "conditions")
-    seen = reading.integer(context.primer, "status", "observedGeneration") or 0
-    is_seen = seen >= (reading.integer(context.primer, "metadata", "generation") or 0)
-    return condition.get("reason") == "ProgressDeadlineExceeded" and is_seen
+    return condition.get("reason") == "ProgressDeadlineExceeded" and is_observed(context.primer)
 
 
 def _age(context: CacheContext, since: datetime) -> float:

@@ -17,7 +17,7 @@ from typing import Any
 from vllm_operator.api import labels, reading
 from vllm_operator.api.conditions import Change
 from vllm_operator.api.reading import digest
-from vllm_operator.api.resource import LEADER_WORKER_SET_KIND, LOG_OF_GROUPS, is_workload, template_field
+from vllm_operator.api.resource import LEADER_WORKER_SET_KIND, LOG_OF_GROUPS, is_observed, is_workload, template_field
 from vllm_operator.controller.ownership import is_controlled_by, is_created_by_operator, is_of_earlier, may_delete
 from vllm_operator.kube import client as kube
 from vllm_operator.kube import managed_fields
@@ -321,9 +321,8 @@ def _has_two_revisions(workload: Manifest) -> bool:
     If such a Deployment becomes one that recreates its Pods, and its number of replicas changes with that, it stands still for ever: with
     Recreate, its controller scales no more than one ReplicaSet, and does nothing else before they are scaled (Kubernetes 1.35).
     """
-    status = reading.mapping(workload, "status")
-    seen = reading.integer(status, "observedGeneration") == reading.integer(workload, "metadata", "generation")
-    return not seen or (reading.integer(status, "updatedReplicas") or 0) < (reading.integer(status, "replicas") or 0)
+    updated, replicas = (reading.integer(workload, "status", field) or 0 for field in ("updatedReplicas", "replicas"))
+    return updated < replicas or not is_observed(workload)
 
 
 def _replacements(desired: Manifest, child: Manifest) -> list[Manifest]:

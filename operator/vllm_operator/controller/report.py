@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from vllm_operator.api import labels, reading
 from vllm_operator.api.conditions import EventDraft, Reason
 from vllm_operator.api.labels import CONTAINER, FAILED_ANNOTATION, RAN_ANNOTATION, SERVED_ANNOTATION
-from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.resource import VLLMDeployment, is_observed
 from vllm_operator.api.status import CacheStatus, VLLMDeploymentStatus
 from vllm_operator.caches.claims import ClaimHolder, find_holders, find_jobs, find_other_owners, is_terminating, may_ask_for_deletion
 from vllm_operator.caches.context import is_follower, is_primer, is_replica
@@ -321,8 +321,7 @@ def _facts(cache: CacheStatus | None) -> CacheStatus | None:
 
 def _awaits_controller(applied: Applied, deployment: Mapping[str, Any] | None) -> bool:
     """Return whether the Deployment's controller has not seen what was just written: nobody knows yet whether it replaces Pods."""
-    seen, generation = reading.integer(deployment, "status", "observedGeneration"), reading.integer(deployment, "metadata", "generation")
-    return bool(applied.written) and applied.failure is None and (seen or 0) < (generation or 0)
+    return bool(applied.written) and applied.failure is None and not is_observed(deployment)
 
 
 def _gpus(snapshot: Snapshot) -> Mapping[str, str]:

@@ -25,7 +25,7 @@ from vllm_operator.api import reading
 from vllm_operator.api.labels import COMPONENT_LABEL, CONTAINER, GROUP_REVISION_LABEL
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.reading import Manifest, RunKey
-from vllm_operator.api.resource import Role, VLLMDeployment
+from vllm_operator.api.resource import Role, VLLMDeployment, is_observed
 from vllm_operator.api.status import VLLMDeploymentStatus
 from vllm_operator.caches.address import cache_key_of
 from vllm_operator.caches.claims import ClaimHolder
@@ -160,14 +160,12 @@ class Rollout:
 def _read_rollout(deployment: Manifest | None, pods: tuple[PodView, ...], wanted: int) -> Rollout:
     """Read the Deployment. It counts the Pods with the current template: those of the ReplicaSet that created the newest Pod."""
     updated = reading.integer(deployment, "status", "updatedReplicas") or 0
-    observed_generation = reading.integer(deployment, "status", "observedGeneration")
     is_complete, template = True, None
-    if observed_generation is not None:
-        is_observed = observed_generation >= (reading.integer(deployment, "metadata", "generation") or 0)
+    if reading.integer(deployment, "status", "observedGeneration") is not None:
         counted = reading.integer(deployment, "status", "replicas") or 0
-        is_complete = is_observed and updated >= wanted and counted <= updated
+        is_complete = is_observed(deployment) and updated >= wanted and counted <= updated
         newest = max(pods, key=lambda pod: reading.text(pod.manifest, "metadata", "creationTimestamp"), default=None)
-        template = _template(newest) if is_observed and updated else "none"  # no Pod is current
+        template = _template(newest) if is_observed(deployment) and updated else "none"  # no Pod is current
     failure = reading.named(deployment, "ReplicaFailure", "status", "conditions")
     return Rollout(
         updated=updated,
