@@ -151,6 +151,12 @@ def is_observed(workload: Any) -> bool:
     return (seen or 0) >= (generation or 0)
 
 
+def is_rolling_out(workload: Any) -> bool:
+    """Return whether a rollout is not over: Pods of an older revision exist, or the controller has not seen the last change."""
+    updated, replicas = (reading.integer(workload, "status", field) or 0 for field in ("updatedReplicas", "replicas"))
+    return updated < replicas or not is_observed(workload)
+
+
 def is_of_groups(workload: Any) -> bool:
     """Return whether each replica is a group of Pods."""
     return reading.text(workload, "kind") == LEADER_WORKER_SET_KIND

@@ -312,18 +312,15 @@ def find_primer_obstacle(context: CacheContext, views: Sequence[PodView]) -> str
     limit, waits = context.primer_patience_seconds, [view for view in views if view.phase is Phase.UNSCHEDULABLE and context.hold is None]
     if any(view.since is not None and _age(context, view.since) >= limit for view in waits):
         return f"the helper Pod found no GPU within {limit} s."
-    if _has_passed_deadline(context) and all(view.phase in _NOT_STARTED for view in views):
+    progressing = reading.named(context.primer, "Progressing", "status", "conditions")
+    has_timed_out = progressing.get("reason") == "ProgressDeadlineExceeded" and is_observed(context.primer)
+    if has_timed_out and all(view.phase in _NOT_STARTED for view in views):
         return "the helper Pod did not start before its deadline."
     return None
 
 
 def _is_for_one_pod(context: CacheContext) -> bool:
     return "ReadWriteOncePod" in (*context.access_modes, *context.weights_modes)
-
-
-def _has_passed_deadline(context: CacheContext) -> bool:
-    condition = reading.named(context.primer, "Progressing", "status", "conditions")
-    return condition.get("reason") == "ProgressDeadlineExceeded" and is_observed(context.primer)
 
 
 def _age(context: CacheContext, since: datetime) -> float:

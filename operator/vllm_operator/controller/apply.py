@@ -17,7 +17,7 @@ from typing import Any
 from vllm_operator.api import labels, reading
 from vllm_operator.api.conditions import Change
 from vllm_operator.api.reading import digest
-from vllm_operator.api.resource import LEADER_WORKER_SET_KIND, LOG_OF_GROUPS, is_observed, is_workload, template_field
+from vllm_operator.api.resource import LEADER_WORKER_SET_KIND, LOG_OF_GROUPS, is_rolling_out, is_workload, template_field
 from vllm_operator.controller.ownership import is_controlled_by, is_created_by_operator, is_of_earlier, may_delete
 from vllm_operator.kube import client as kube
 from vllm_operator.kube import managed_fields
@@ -161,7 +161,8 @@ class Applier:
             has_replicas = is_workload(desired) and desired["spec"].get("replicas") is not None
             if has_replicas and await self._is_autoscaled(child):
                 desired = {**desired, "spec": {key: value for key, value in desired["spec"].items() if key != "replicas"}}
-            if has_replicas and _has_two_revisions(child) and desired["spec"].get("strategy") == {"type": "Recreate"}:
+            # A rollout that is changed to Recreate and scaled in one write never goes on: its controller scales one ReplicaSet only (1.35).
+            if has_replicas and is_rolling_out(child) and desired["spec"].get("strategy") == {"type": "Recreate"}:
                 desired = {**desired, "spec": desired["spec"] | {"strategy": child["spec"]["strategy"]}}
             checked = self._checked.get(child["metadata"].get("uid", ""))
         if child is None or checked is None or checked[0] != _mark(desired, child):
@@ -313,16 +314,6 @@ def _find_unkept(desired: Manifest, child: Manifest) -> str | None:
     name = ".".join(("spec", part, *path))
     log.warning("the API server did not keep %s of %s %s", name, *_identity(child))
     return name
-
-
-def _has_two_revisions(workload: Manifest) -> bool:
-    """Return whether a rollout is not over: Pods of an older revision exist, or its controller has not seen the last change.
-
-    If such a Deployment becomes one that recreates its Pods, and its number of replicas changes with that, it stands still for ever: with
-    Recreate, its controller scales no more than one ReplicaSet, and does nothing else before they are scaled (Kubernetes 1.35).
-    """
-    updated, replicas = (reading.integer(workload, "status", field) or 0 for field in ("updatedReplicas", "replicas"))
-    return updated < replicas or not is_observed(workload)
 
 
 def _replacements(desired: Manifest, child: Manifest) -> list[Manifest]:

@@ -12,7 +12,7 @@ from vllm_operator.api import reading
 from vllm_operator.api.conditions import Verdict
 from vllm_operator.api.labels import GATE_ANNOTATION
 from vllm_operator.api.plan import Plan
-from vllm_operator.api.resource import is_observed, is_of_groups, is_workload, rolls, template_spec
+from vllm_operator.api.resource import is_of_groups, is_rolling_out, is_workload, rolls, template_spec
 from vllm_operator.caches.actions import GATE_RECHECK_SECONDS, RECORDED_SECONDS, CacheActions, plan_cache_actions
 from vllm_operator.caches.address import cache_address, weights_claim
 from vllm_operator.caches.claims import claims_of_others, read_users, usage_by, used_again
@@ -287,8 +287,8 @@ def _keep(snapshot: Snapshot, actions: CacheActions) -> tuple[Manifest, ...]:
 def _is_complete(deployment: Manifest) -> bool:
     """Return whether a rollout is complete, like `kubectl rollout status`: no replica has an old template."""
     wanted = reading.integer(deployment, "spec", "replicas")
-    fields = ("updatedReplicas", "replicas", "readyReplicas" if is_of_groups(deployment) else "availableReplicas")
-    return is_observed(deployment) and all((reading.integer(deployment, "status", field) or 0) == wanted for field in fields)
+    fields = ("replicas", "readyReplicas" if is_of_groups(deployment) else "availableReplicas")
+    return not is_rolling_out(deployment) and all((reading.integer(deployment, "status", field) or 0) == wanted for field in fields)
 
 
 def _deployment_of(manifests: Iterable[Manifest]) -> Manifest:

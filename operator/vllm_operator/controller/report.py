@@ -24,7 +24,7 @@ from vllm_operator.caches.claims import ClaimHolder, find_holders, find_jobs, fi
 from vllm_operator.caches.context import is_follower, is_primer, is_replica
 from vllm_operator.catalog.notes import say
 from vllm_operator.controller.act import ActionResult
-from vllm_operator.controller.apply import Applied, Refusal
+from vllm_operator.controller.apply import Refusal
 from vllm_operator.controller.log_followers import CATCH_UP_SECONDS, Followers
 from vllm_operator.controller.metrics import Metrics
 from vllm_operator.controller.observe import Snapshot
@@ -181,8 +181,8 @@ class Reporter:
         has_decided = decided[0] != decided[1] or len(recorded) != len(now.avoided_nodes or ())
         # Events, caches and why they were not filled before a rollout may only be known now.
         is_news = has_decided or _facts(before.cache) != _facts(now.cache) or reported.events or result.activity.skipped
-        if before.plan is not None and not is_news and _awaits_controller(applied, observed.deployment):
-            return Result("waiting", ROLLOUT_SECONDS)
+        if before.plan is not None and not is_news and applied.written and applied.failure is None and not is_observed(observed.deployment):
+            return Result("waiting", ROLLOUT_SECONDS)  # nobody knows yet whether what was just written replaces Pods
         failed = find_revision(snapshot.revisions, now.rollback.failed) if now.rollback is not None and now.rollback.revision else None
         if failed is not None:
             await self.plans.record(failed, FAILED_ANNOTATION, now=observed.now)
@@ -317,11 +317,6 @@ class Reporter:
 def _facts(cache: CacheStatus | None) -> CacheStatus | None:
     """Return what was observed about the caches, without what is said about them."""
     return cache.model_copy(update={"reason": None, "message": None}) if cache is not None else None
-
-
-def _awaits_controller(applied: Applied, deployment: Mapping[str, Any] | None) -> bool:
-    """Return whether the Deployment's controller has not seen what was just written: nobody knows yet whether it replaces Pods."""
-    return bool(applied.written) and applied.failure is None and not is_observed(deployment)
 
 
 def _gpus(snapshot: Snapshot) -> Mapping[str, str]:

@@ -25,7 +25,7 @@ from vllm_operator.api import reading
 from vllm_operator.api.labels import COMPONENT_LABEL, CONTAINER, GROUP_REVISION_LABEL
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.reading import Manifest, RunKey
-from vllm_operator.api.resource import Role, VLLMDeployment, is_observed
+from vllm_operator.api.resource import Role, VLLMDeployment, is_observed, is_rolling_out
 from vllm_operator.api.status import VLLMDeploymentStatus
 from vllm_operator.caches.address import cache_key_of
 from vllm_operator.caches.claims import ClaimHolder
@@ -162,8 +162,7 @@ def _read_rollout(deployment: Manifest | None, pods: tuple[PodView, ...], wanted
     updated = reading.integer(deployment, "status", "updatedReplicas") or 0
     is_complete, template = True, None
     if reading.integer(deployment, "status", "observedGeneration") is not None:
-        counted = reading.integer(deployment, "status", "replicas") or 0
-        is_complete = is_observed(deployment) and updated >= wanted and counted <= updated
+        is_complete = updated >= wanted and not is_rolling_out(deployment)
         newest = max(pods, key=lambda pod: reading.text(pod.manifest, "metadata", "creationTimestamp"), default=None)
         template = _template(newest) if is_observed(deployment) and updated else "none"  # no Pod is current
     failure = reading.named(deployment, "ReplicaFailure", "status", "conditions")
