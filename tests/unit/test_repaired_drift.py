@@ -25,7 +25,7 @@ async def settled(bench: Bench) -> Bench:
         (DEPLOYMENT, {"spec": {"replicas": 3}}, "spec.replicas of Deployment llama", "Change spec.replicas of the VLLMDeployment instead"),
         (
             DEPLOYMENT,
-            {"spec": {"strategy": {"type": "RollingUpdate"}}},
+            {"spec": {"strategy": {"type": "RollingUpdate"}}, "status": {"observedGeneration": 2**31}},  # a strategy stays until it is seen
             "spec.strategy",
             "Change spec.rollout of the VLLMDeployment instead",
         ),
