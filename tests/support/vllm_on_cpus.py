@@ -70,12 +70,13 @@ class Server:
             env={**os.environ, **VARIABLES, **variables},
             start_new_session=True,
         )
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append((datetime.now(UTC), line))
+        with self.process.stdout as log:
+            self.lines.extend((datetime.now(UTC), line) for line in log)
         self.process.wait()
         self.ended_at = datetime.now(UTC)
         self.ended.set()
@@ -154,7 +155,7 @@ class Server:
     def close(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        self._reader.join()
 
 
 def wait_until(condition: Callable[[], object], *, seconds: float = START_SECONDS, every: float = 1) -> None:
