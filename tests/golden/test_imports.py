@@ -91,7 +91,7 @@ def test_a_deployment_of_another_tool(source: Path, run: Run, golden: Callable[[
 
 
 def test_no_secret_is_in_what_is_written(run: Run) -> None:
-    assert len(SOURCES) == 23
+    assert len(SOURCES) == 27
     for source in SOURCES:
         assert "plain-text" not in "".join(run(source)[1:])
 
@@ -117,9 +117,12 @@ def test_no_secret_is_in_what_is_written(run: Run) -> None:
         ([deployment("vllm", "serve", "a/b", "--seed", "$(S)", env=[SECRET])], "uses the variable S"),
         ([deployment("vllm", "serve", "/data/model")], "Add --model hf://"),
         ([deployment("vllm", "serve", "--port", "1")], "names no model"),
+        ([deployment("vllm", "serve", "a/b", image="${IMAGE}")], "fill in the variables of this template first (envsubst)"),
+        ([deployment("sh", "-c", "vllm serve a/b -tp $(nvidia-smi -L | wc -l) --seed 1")], "uses the variable $(nvidia-smi-L|wc-l)"),
+        ([deployment("sh", "-c", "vllm serve a/b -tp $(( COUNT * 2 ))")], "uses the variable $((COUNT*2))"),
         ([deployment("vllm", "serve", "a/b", "--seed", "$(SEED)")], "uses the variable SEED"),
         ([deployment("sh", "-c", "echo vllm; sleep 1", image="vllm/vllm-openai")], "does not start vLLM with one command"),
-        ([deployment("sh", "-c", "vllm serve 'a/b")], "cannot be read"),
+        ([deployment("sh", "-c", "vllm serve 'a/b")], "cannot be split into words"),
         ([deployment("vllm", "serve", "a/b", resources={"limits": {"amd.com/gpu": 1}})], "NVIDIA GPUs only"),
         ([{"kind": "InferenceService", "apiVersion": "inference.llmkube.dev/v1alpha1", "metadata": {"name": "x"}}], "llamacpp, not vllm"),
         (
@@ -259,7 +262,7 @@ def test_further_keys_are_reported(tmp_path: Path, run: Run) -> None:
 def test_a_key_in_a_variable_is_not_written(tmp_path: Path, run: Run) -> None:
     spec, report = imported(run, tmp_path, deployment("vllm", "serve", "a/b", env=[{"name": "VLLM_API_KEY", "value": "plain-text"}]))
     assert "plain-text" not in f"{spec}{report}"
-    assert "VLLM_API_KEY: a key does not belong in a manifest" in report
+    assert "VLLM_API_KEY: its value does not belong in a manifest" in report
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
@@ -424,7 +427,8 @@ def test_fields_that_nothing_reads_are_told(tmp_path: Path, run: Run) -> None:
     manifest["spec"] |= {"future": "x", "revisionHistoryLimit": 10}
     templates = {"kind": "ConfigMap", "metadata": {"name": "templates"}, "data": {"a": "b"}}
     report = imported(run, tmp_path, manifest, templates)[1]
-    assert "Unread: Deployment a: metadata.labels, spec.future. ConfigMap templates. Keep it if the engine uses it." in report
+    assert "Unread: Deployment a: metadata.labels, spec.future." in report
+    assert "Not imported: ConfigMap templates. Keep what the engine uses." in report
     lora = {"adapters": [{"name": "law", "uri": "hf://a/law", "memory": "1Gi"}]}
     engine = {"name": "main", "image": "vllm/vllm-openai:v0.30.0", "stdin": True}
     resources = {"limits": {"nvidia.com/gpu": 1}}
@@ -553,7 +557,7 @@ def test_what_llmkube_sets_for_vllm_is_kept(tmp_path: Path, run: Run) -> None:
     assert "Unread" not in report
     model["spec"]["hardware"]["gpu"] = {"vendor": "amd"}
     (tmp_path / "a.yaml").write_text(yaml.safe_dump_all([engine, model]), "utf-8")
-    assert "the Model m is for GPUs of amd. The operator supports NVIDIA GPUs only" in run(tmp_path / "a.yaml")[2]
+    assert "the GPUs are of the type amd. The operator supports NVIDIA GPUs only" in run(tmp_path / "a.yaml")[2]
 
 
 def test_settings_of_newer_charts_of_the_production_stack(tmp_path: Path, run: Run) -> None:
@@ -657,7 +661,7 @@ def test_a_model_on_a_volume_of_another_kind(tmp_path: Path, run: Run) -> None:
     assert spec["model"]["uri"] == "pvc://data/m"
     assert template["volumes"] == [{"name": "model", "hostPath": {"path": "/srv"}}]
     assert template["initContainers"] == [{**filling, "volumeMounts": [{"name": "model", "mountPath": "/to"}]}]
-    assert "the init container download, which fills the volume of the model" in report
+    assert "the init container download, which fills a volume of the engine" in report
     pod = {"volumes": [{"name": "data", "emptyDir": {}}]}
     (tmp_path / "a.yaml").write_text(yaml.safe_dump(deployment("vllm", "serve", "/data/m", volumeMounts=mount, pod=pod)), "utf-8")
     assert "the model is at /data/m" in run(tmp_path / "a.yaml")[2]
@@ -775,7 +779,7 @@ def test_variables_have_the_values_of_config_maps_in_the_file(tmp_path: Path, ru
     assert spec["engine"]["args"] == [{"name": "max-model-len", "value": "4096"}]
     assert spec["engine"]["env"] == [{"name": "MODEL", "value": "a/b"}, {"name": "LENGTH", "value": "4096"}]
     assert "Variables with values of the ConfigMap settings have the values that it has in the file" in report
-    assert "Keep it if the engine uses it" not in report
+    assert "Not imported" not in report
 
 
 def test_a_runtime_of_kserve_that_is_not_in_the_file_is_asked_for(tmp_path: Path, run: Run) -> None:
@@ -955,3 +959,49 @@ def test_a_token_without_a_value_is_no_token(tmp_path: Path, run: Run) -> None:
     found, report = imported(run, tmp_path, deployment("vllm", "serve", "a/b", resources=GPU, env=[{"name": "HF_TOKEN", "value": ""}]))
     assert "env" not in found["engine"]
     assert "HF_TOKEN" not in report
+
+
+def test_an_init_container_that_fills_a_volume_of_the_engine_is_kept(tmp_path: Path, run: Run) -> None:
+    mount = [{"name": "adapters", "mountPath": "/adapters"}]
+    first = [{"name": "pull", "image": "g", "volumeMounts": mount}, {"name": "wait", "image": "w"}]
+    engine = deployment("vllm", "serve", "a/b", "--enable-lora", "--lora-modules", "x=/adapters/x", volumeMounts=mount, resources=GPU)
+    engine["spec"]["template"]["spec"] |= {"initContainers": first, "volumes": [{"name": "adapters", "emptyDir": {}}]}
+    found, report = imported(run, tmp_path, engine)
+    assert found["podTemplate"]["spec"]["initContainers"] == first[:1]
+    assert "the init container pull, which fills a volume of the engine" in report
+    assert "The init container wait" in report
+
+
+def test_a_script_is_read_as_a_shell_reads_it(tmp_path: Path, run: Run) -> None:
+    script = """
+        # vllm serve is started below
+        SIZE=2; export SEED=7 # not 8
+        echo "ready; steady" && vllm serve a/b --tensor-parallel-size $((SIZE*2)) --seed $SEED --override-generation-config '{"a": 1,
+          "b": "x; y"}' --port ${PORT:-80#80}
+    """
+    found, report = imported(run, tmp_path, deployment("bash", "-c", script, resources={"limits": {"nvidia.com/gpu": 4}}))
+    assert found["parallelism"] == {"tensor": 4}
+    assert found["engine"]["env"] == [{"name": "SEED", "value": "7"}]
+    assert json.loads(found["engine"]["args"][1]["value"]) == {"a": 1, "b": "x; y"}
+    assert 'The command in the container\'s script: echo "ready; steady"' in report
+
+
+def test_a_file_in_a_folder_with_the_name_of_a_kind_is_a_file(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "deploy").mkdir()
+    (tmp_path / "deploy/vllm.yaml").write_text(yaml.safe_dump(deployment("vllm", "serve", "a/b")), "utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert run("deploy/vllm.yaml")[0] == 0
+
+
+def test_a_container_of_kserve_is_the_engine_although_its_runtime_is_not_in_the_file(tmp_path: Path, run: Run) -> None:
+    more = [{"name": "kserve-container", "env": [{"name": "EXTRA_ARGS", "value": "--seed 7"}]}]
+    manifest = {
+        "apiVersion": "serving.kserve.io/v1beta1",
+        "kind": "InferenceService",
+        "metadata": {"name": "a"},
+        "spec": {"predictor": {"model": {"runtime": "elsewhere", "storageUri": "hf://a/b"}, "containers": more}},
+    }
+    found, report = imported(run, tmp_path, manifest)
+    assert "podTemplate" not in found
+    assert found["engine"]["env"] == more[0]["env"]
+    assert "It is not in the file" in report

@@ -78,7 +78,9 @@ WITHOUT_FIELDS = (
     "flags and variables of vLLM",
     "presets of KAITO",
     "tools",
-    "annotations of KServe",
+    "annotations",
+    "parts of GPUs",
+    "fields that KServe fills in",
     "kinds without an engine",
     "other containers",
 )

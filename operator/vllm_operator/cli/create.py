@@ -7,6 +7,7 @@ is invalid or cannot be converted, and of `create` if it exists already, or the 
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -23,7 +24,7 @@ from vllm_operator.planning.validation import violations
 from vllm_operator.sizing.resolve import find_product
 
 _LAST = ("", "Look at the plan before you apply it: vllm-operator plan -f FILE --nodes nodes.yaml", "")
-_LIVE = ("deployment/", "deploy/", "deployments/")
+_LIVE = ("deployment", "deploy", "deployments")
 
 
 def create(arguments: argparse.Namespace) -> int:
@@ -80,13 +81,12 @@ def import_engines(arguments: argparse.Namespace) -> int:
 
 
 def _read(arguments: argparse.Namespace) -> Sequence[Mapping[str, Any]]:
-    source = arguments.source
-    prefix = next((prefix for prefix in _LIVE if source.startswith(prefix)), None)
-    if prefix is None:
-        return read_objects(source)
+    kind, _, name = arguments.source.partition("/")
+    if kind not in _LIVE or not name or Path(arguments.source).exists():  # a folder can have this name
+        return read_objects(arguments.source)
     from vllm_operator.cli.live import namespace_of, with_client  # slow to import, and not always needed
     from vllm_operator.kube.client import DEPLOYMENT
 
-    name, namespace = source.removeprefix(prefix), namespace_of(arguments)
+    namespace = namespace_of(arguments)
     what = f"Deployment {name} in the namespace {namespace}"
     return [{**with_client(arguments, what, lambda client: client.get(DEPLOYMENT, name, namespace)), "kind": DEPLOYMENT.kind}]

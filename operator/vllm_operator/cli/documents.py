@@ -50,7 +50,8 @@ def read_objects(path: str) -> list[dict[str, Any]]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"{name}, line {mark.line + 1}, column {mark.column + 1}" if mark else name
-        raise InputError(f"{where}: this is not valid YAML: {error.problem or error.context}") from error
+        hint = ". Fill in the {{ }} of the template first (helm template)" if "{{" in text else ""
+        raise InputError(f"{where}: this is not valid YAML: {error.problem or error.context}{hint}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{name}: this is not valid YAML: {' '.join(str(error).split())}") from error
     return [entry for number, document in enumerate(documents, 1) if document is not None for entry in _flatten(document, name, number)]

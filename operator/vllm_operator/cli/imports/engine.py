@@ -5,9 +5,12 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import dropwhile, pairwise
+from functools import partial
+from itertools import chain, dropwhile, pairwise
+from math import prod
 from typing import Any
 
+from vllm_operator.api.reading import read_integer
 from vllm_operator.catalog.versions import normalize_flag
 from vllm_operator.cli.inputs import InputError
 
@@ -16,8 +19,13 @@ _MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server",
 _PROGRAMS = ("vllm", "serve", "python", "python3", "exec", "uv", "run", "huggingfaceserver", *_MODULES)
 REFERENCE = re.compile(r"\$(?:\(([A-Za-z_]\w*)\)|\{([A-Za-z_]\w*|@)(?::?-(?P<default>[^}]*))?\}|([A-Za-z_]\w*|@))")
 """A reference to a variable: `$(NAME)` of Kubernetes, `$NAME`, `${NAME}` and `${NAME:-default}` of a shell, and `$@`."""
-_BEFORE_PROGRAM = re.compile(r"(exec|env|export)\Z|[A-Za-z_]\w*=")
-_UNKNOWN = re.compile(r"[$`]")
+_COMMAND = re.compile(
+    r"""#[^\n]*|(?:'[^']*'|"(?:\\.|[^"\\])*"|\$\([^()]*\)|\\.|(?<=\S)#|(?<!&)&(?!&)|(?<!\|)\|(?!\|)|[^\n;&|#])+""", re.DOTALL
+)
+"""A comment or a command of a script. What is in quotes does not end it."""
+_COMPUTED = re.compile(r"\$\(\((?P<product>[^()]+)\)\)|\$\(\w*[^\w()][^()]*\)|`[^`]*`")
+"""What a shell computes: `$((A * B))`, and the output of a command."""
+_BEFORE_PROGRAM = re.compile(r"(exec|env|export|nohup|then|else|do|fi|done)\Z|[A-Za-z_]\w*=")
 _REDIRECTION = re.compile(r"&?\d*>>?(&?\S+)?\Z|[|<&]\Z")
 _MERGED = ("args", "command", "containers", "env", "envFrom", "imagePullSecrets", "initContainers", "volumeMounts", "volumes", "words")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
@@ -122,7 +130,7 @@ def split_words(source: str, text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
-        raise ImportRefusedError(f"the value of {source} cannot be split into words ({error})") from error
+        raise ImportRefusedError(f"{source} cannot be split into words ({error}). Check its quotes") from error
 
 
 def read_command_line(words: Sequence[str], variables: Mapping[str, str]) -> CommandLine:
@@ -156,35 +164,40 @@ def _script_of(words: Sequence[str]) -> str | None:
 
 def _read_script(script: str, variables: Mapping[str, str]) -> tuple[list[str], list[str], dict[str, str]]:
     """Return the words of the command that starts vLLM, the other commands, and the variables that the script sets."""
-    joined = script.replace("\\\n", " ")
-    commands = [part.strip() for part in re.split(r"\n|;|&&|\|\|", joined) if part.strip() and not part.strip().startswith("#")]
-    engines, others, own = list[list[str]](), list[str](), dict[str, str]()
+    engines, others, own, passed = list[list[str]](), list[str](), dict[str, str](), dict[str, str]()
+    commands = [part.strip() for part in _COMMAND.findall(script.replace("\\\n", " ")) if part.strip() and not part.startswith("#")]
     for command in commands:
-        try:
-            words = shlex.split(command, comments=True)
-        except ValueError as error:
-            raise ImportRefusedError(f"the script of the container cannot be read ({error}). Write its command without a shell") from error
+        words = split_words("the script of the container", _COMPUTED.sub(partial(_compute, variables={**variables, **own}), command))
         program = list(dropwhile(_BEFORE_PROGRAM.match, words))
         if program and not _starts_engine(program):
             others.append(command)
             continue
         for name, equals, value in (word.partition("=") for word in words[: len(words) - len(program)]):
             resolved = _resolve(value, {**variables, **own})
-            if equals and _UNKNOWN.search(resolved):
+            if equals and any(mark in resolved for mark in "$`"):
                 others.append(f"{name}={resolved}")
             elif equals:
                 own[name] = resolved
+                passed |= {name: resolved} if program or words[0] == "export" else {}
         if program:
             end = next((index for index, word in enumerate(program) if _REDIRECTION.match(word)), len(program))
             resolve = ((word, _resolve(word, {**variables, **own})) for word in program[:end])
             # a shell splits the value of a variable into words: vllm serve $MORE_ARGS
-            engines.append(
-                [part for word, value in resolve for part in (split_words(word, value) if REFERENCE.fullmatch(word) else [value])]
-            )
+            parts = (split_words(f"the value of {word}", value) if REFERENCE.fullmatch(word) else [value] for word, value in resolve)
+            engines.append([*chain.from_iterable(parts)])
             others += [" ".join(program[end:])] if program[end:] else []
-    if len(engines) != 1:
+    leaders = [words for words in engines if "--headless" not in words]
+    others += [" ".join(words) for words in engines if "--headless" in words]
+    if len(leaders) != 1:
         raise ImportRefusedError("the script of the container does not start vLLM with one command. Write this command without a shell")
-    return engines[0], others, own
+    return leaders[0], others, passed
+
+
+def _compute(match: re.Match[str], variables: Mapping[str, str]) -> str:
+    """Return a product of known numbers. What is not known stays, as one word."""
+    factors = [_resolve(word, variables).strip() for word in (match["product"] or "").split("*")]
+    numbers = [read_integer(variables.get(factor, factor)) for factor in factors]
+    return "".join(match[0].split()) if None in numbers else str(prod(number or 0 for number in numbers))
 
 
 def _starts_engine(words: Sequence[str]) -> bool:
@@ -193,18 +206,15 @@ def _starts_engine(words: Sequence[str]) -> bool:
 
 
 def names_in(value: str) -> set[str]:
-    """Return the names of the variables to which a value refers."""
-    return {next(filter(None, match.groups())) for match in REFERENCE.finditer(value)}
+    """Return the names of the variables to which a value refers, and what a shell computes in it."""
+    computed = {match[0] for match in _COMPUTED.finditer(value)}
+    return computed | {next(filter(None, match.groups())) for match in REFERENCE.finditer(value)}
 
 
 def _resolve(word: str, variables: Mapping[str, str]) -> str:
     """Put values in the place of variables. A variable without a known value stays, unless it has a default."""
-
-    def value(match: re.Match[str]) -> str:
-        default = match[0] if match["default"] is None else match["default"]
-        return variables.get(min(names_in(match[0])), default)
-
-    return REFERENCE.sub(value, word)
+    known = {match[0]: variables.get(min(names_in(match[0])), match["default"]) for match in REFERENCE.finditer(word)}
+    return REFERENCE.sub(lambda match: match[0] if known[match[0]] is None else str(known[match[0]]), word)
 
 
 def _without_program(words: Sequence[str]) -> list[str]:

@@ -2,10 +2,11 @@
 
 import posixpath
 from collections.abc import Collection, Mapping, Sequence
+from math import ceil
 from typing import Any
 
 from vllm_operator.api.labels import CONTAINER
-from vllm_operator.api.reading import Manifest, mapping, objects, read_bytes, read_count, text
+from vllm_operator.api.reading import Manifest, mapping, objects, read_bytes, read_quantity, text
 from vllm_operator.caches.claims import CACHE_VOLUME, WEIGHTS_VOLUME
 from vllm_operator.catalog.gpus import Images
 from vllm_operator.catalog.notes import say
@@ -44,8 +45,7 @@ class PodParts:
         self._sort_selector(pod)
         first = [each for each in objects(pod, "initContainers") if each.get("name") not in left_out]
         self.first = [each for each in first if each.get("restartPolicy") != "Always"]
-        if sidecars := [each for each in first if each not in self.first]:
-            self.pod["initContainers"] = sidecars
+        self.pod |= {"initContainers": sidecars} if (sidecars := [each for each in first if each not in self.first]) else {}
         self._sort_resources(container)
         self._sort_mounts(container)
         self._report_dropped(pod, container)
@@ -70,12 +70,8 @@ class PodParts:
         if name not in self.volumes or ("emptyDir" in self.volumes[name] and not filling):
             return False
         self.added.append({**self.volumes[name], "name": MODEL_VOLUME})
-        self.first = [each for each in self.first if each not in filling]
-        if filling:
-            renamed = [_with_names(each, {name: MODEL_VOLUME}) for each in filling]
-            self.pod["initContainers"] = [*objects(self.pod, "initContainers"), *renamed]
+        self.first = [_with_names(each, {name: MODEL_VOLUME}) if each in filling else each for each in self.first]
         self.report.translated.append(say("model.volume", name=name.removeprefix("imported-")))
-        self.report.kept += [say("model.filled", name=text(each, "name")) for each in filling]
         return True
 
     def keep_used(self, model: str, words: Collection[str], directories: Collection[str]) -> None:
@@ -95,10 +91,14 @@ class PodParts:
 
     def template(self) -> dict[str, Any]:
         """Return `spec.podTemplate`. The names of its parts go into the report."""
+        mounts = [dict(mount) for mount in self.mounts if mount not in self.unneeded]
+        names = {text(each, "name") for each in (*mounts, *self.added)}
+        filling = [each for each in self.first if not names.isdisjoint(text(it, "name") for it in objects(each, "volumeMounts"))]
+        self.pod |= {"initContainers": [*objects(self.pod, "initContainers"), *filling]} if filling else {}
+        self.report.kept += [say("filled", name=text(each, "name")) for each in filling]
+        self.report.dropped += [say("init", name=text(each, "name")) for each in self.first if each not in filling]
         kept = [f"{field.removesuffix('s')} {name}" for field, values in self.metadata.items() for name in values]
         kept += [*self.pod, *(f"{name} of the container" for name in self.container)]
-        mounts = [dict(mount) for mount in self.mounts if mount not in self.unneeded]
-        self.report.dropped += [say("init", name=text(each, "name")) for each in self.first]
         others = [*self.sidecars, *objects(self.pod, "initContainers")]
         taken = [each for each in others if any(port.get("containerPort") == 8000 for port in objects(each, "ports"))]
         self.report.advice += [say("port", name=text(each, "name")) for each in taken]
@@ -120,21 +120,24 @@ class PodParts:
         if product := selector.pop(PRODUCT_LABEL, None):
             self.accelerator["products"] = [product]
             self.report.translated.append(f"The node selector {PRODUCT_LABEL} is spec.accelerator.products.")
-        if selector:
-            self.pod["nodeSelector"] = selector
+        self.pod |= {"nodeSelector": selector} if selector else {}
         if runtime := text(pod, "runtimeClassName"):
             self.accelerator["runtimeClassName"] = runtime
             self.report.translated.append("runtimeClassName is spec.accelerator.runtimeClassName.")
 
     def _sort_resources(self, container: Manifest) -> None:
+        parts = load_tables()["parts of GPUs"].dropped
         for kind in ("requests", "limits"):
             for name, amount in mapping(container, "resources", kind).items():
                 if (devices := self.images.devices_of(name)) is not None:
                     raise ImportRefusedError(f"the engine requests {name}, for {devices}. The operator supports NVIDIA GPUs only")
                 if name == GPU_RESOURCE or name.startswith(MIG_RESOURCE_PREFIX):
-                    self.gpus = read_count(amount) or 0
+                    self.gpus = ceil(asked := read_quantity(amount) or 0)
+                    self.report.dropped += [say("gpu.part", name=name, amount=amount, gpus=self.gpus)] if asked != self.gpus else []
                 if name.startswith(MIG_RESOURCE_PREFIX):
                     self.accelerator["mig"] = {"profile": name.removeprefix(MIG_RESOURCE_PREFIX)}
+                elif name in parts:
+                    self.report.dropped.append(f"{name} {amount}: {parts[name]}.")
                 elif name not in (GPU_RESOURCE, f"{GPU_RESOURCE}.shared"):
                     self.container.setdefault("resources", {}).setdefault(kind, {})[name] = amount
 

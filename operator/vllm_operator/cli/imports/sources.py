@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -16,10 +17,10 @@ from vllm_operator.planning.engine.image import split_image, version_of_image
 from vllm_operator.planning.pod_template import SELECTOR_LABELS
 
 _MORE_ARGUMENTS = "VLLM_ADDITIONAL_ARGS"  # KServe's templates for LLMInferenceService append its value to the command line
-_READ_WITH_ENGINES = ("Service", "ServingRuntime", "ClusterServingRuntime", "Model", "LoraAdapter", "Secret", "ConfigMap")
+_READ_WITH_ENGINES = ("Service", "ServingRuntime", "ClusterServingRuntime", "Model", "LoraAdapter")
 _FILES = {"services": "a Compose file", "run": "a SkyPilot task"}  # files without a kind, by a field that they have
 _OTHER_ENGINES = re.compile(r"sglang|text-generation|llama[.-]?(cpp|runtime)|ollama|tensorrt|triton|lmdeploy|text-embeddings|whisper")
-_NO_FLAGS_OF_LLMKUBE = ("hfTokenSecretRef", "speculative", "kvCacheCustomDtype")  # fields of its vllmConfig
+_FIELD = re.compile(r"\{\{-? *\.([A-Za-z.]+) *-?\}\}")
 _DYNAMO = "dynamo.vllm"
 _PREFILL = re.compile(r"--is-prefill-worker|--disaggregation-mode[ =]prefill|prefill$")
 
@@ -30,51 +31,45 @@ def find_engines(given: Iterable[Manifest]) -> list[Engine]:
     maps = {text(each, "metadata", "name"): mapping(each, "data") for each in objects_of_file if text(each, "kind") == "ConfigMap"}
     found = [_with_values(each, maps, used) for each in objects_of_file]
     read = [(each, reader(each, found) if (reader := _READERS.get(name_of_table(each))) else []) for each in found]
-    labels = ("spec", "template", "metadata", "labels")
-    prefilling = {text(each, "metadata", "name") for each in found if "prefill" in mapping(each, *labels).values()}
+    metadata = [(text(each, "metadata", "name"), mapping(each, "spec", "template", "metadata", "labels")) for each in found]
+    prefilling = {name for name, labels in metadata if "prefill" in labels.values()}
     engines = [engine for _, those in read for engine in those]
-    if served := [engine for engine in engines if engine.name not in prefilling]:
-        served[0].report.dropped += [say("both", part=engine.source) for engine in engines if engine not in served]
-        engines = served
-    missed = [each for each, those in read if not those and text(each, "kind") not in _READ_WITH_ENGINES]
-    missed += [each for each in found if text(each, "kind").endswith("ServingRuntime") and not engines]
-    if not engines:
+    served = [engine for engine in engines if engine.name not in prefilling] or engines
+    known = used | {text(mapping(each, "spec", "template") or each, "inference", "config") for each in found}
+    known_objects = {*_READ_WITH_ENGINES, *(f"ConfigMap {name}" for name in known)}
+    missed = [each for each, those in read if not those and known_objects.isdisjoint((text(each, "kind"), _named(each)))]
+    missed += [each for each in found if text(each, "kind").endswith("ServingRuntime") and not served]
+    if not served:
         raise ImportRefusedError(f"no engine was found that can be read. {_way_out(missed)}This command reads {say('kinds')}")
     if missed:
         way_out = _way_out([each for each in missed if _runs_engine(each)])
-        engines[0].report.dropped.append(f"Not imported: {', '.join(map(_named, missed))}. {way_out}".rstrip())
-    report = engines[0].report
+        served[0].report.dropped.append(f"Not imported: {', '.join(map(_named, missed))}. Keep what the engine uses. {way_out}".rstrip())
+    report = served[0].report
+    report.dropped += [say("both", part=engine.source) for engine in engines if engine not in served]
     report.unread += [f"{_named(each, 'values')}: {', '.join(paths)}." for each in found if (paths := find_unread(each))]
-    kept = [each for each in found if text(each, "kind") in ("Secret", "ConfigMap") and text(each, "metadata", "name") not in used]
-    report.unread += [f"{_named(each)}. Keep it if the engine uses it." for each in kept]
     report.translated += [say("config", name=name) for name in sorted(used)]
     report.advice += [say("unread")] if report.unread else []
-    return engines
+    return served
 
 
 def _with_values(given: Any, maps: Mapping[str, Manifest], used: set[str]) -> Any:
     """Put the values of ConfigMaps of the file in the place of the references of variables to them, and add the names of the ConfigMaps."""
     if isinstance(given, list):
         return [_with_values(each, maps, used) for each in given]
-    reference = mapping(given, "valueFrom", "configMapKeyRef") if isinstance(given, dict) else {}
-    value = maps.get(name := text(reference, "name"), {}).get(text(reference, "key"))
-    if value is not None:
-        used.add(name)
-        return {"name": text(given, "name"), "value": str(value)}
     if not isinstance(given, dict):
         return given
+    reference = mapping(given, "valueFrom", "configMapKeyRef")
+    if (value := maps.get(name := text(reference, "name"), {}).get(text(reference, "key"))) is not None:
+        used.add(name)
+        return {"name": text(given, "name"), "value": str(value)}
     fields = {field: _with_values(part, maps, used) for field, part in given.items()}
-    whole = [name for each in objects(given, "envFrom") if (name := text(each, "configMapRef", "name")) in maps]
+    whole = {name: each for each in objects(given, "envFrom") if (name := text(each, "configMapRef", "name")) in maps}
     if not whole or isinstance(given.get("env"), dict):  # KubeAI has no list of variables
         return fields
-    used |= {*whole}
-    env = [
-        {"name": f"{text(each, 'prefix')}{key}", "value": str(value)}
-        for each in objects(given, "envFrom")
-        for key, value in mapping(maps.get(text(each, "configMapRef", "name"))).items()
-    ]
-    sources = [each for each in objects(given, "envFrom") if text(each, "configMapRef", "name") not in whole]
-    return {**fields, "envFrom": sources, "env": [*env, *objects(fields, "env")]}
+    used.update(whole)
+    pairs = ((f"{text(each, 'prefix')}{key}", str(value)) for name, each in whole.items() for key, value in maps[name].items())
+    env = [*({"name": name, "value": value} for name, value in pairs), *objects(fields, "env")]
+    return {**fields, "envFrom": [each for each in sequence(given["envFrom"]) if each not in whole.values()], "env": env}
 
 
 def _way_out(missed: Sequence[Manifest]) -> str:
@@ -105,7 +100,7 @@ def _of_workload(manifest: Manifest, others: Sequence[Manifest]) -> list[Engine]
     pod, metadata, container = mapping(template, "spec"), mapping(template, "metadata"), _container(mapping(template, "spec"))
     if not container:
         return []
-    labels = {**mapping(metadata, "labels"), "leaderworkerset.sigs.k8s.io/name": name}.items()
+    group, labels = mapping(spec, "leaderWorkerTemplate"), {**mapping(metadata, "labels"), "leaderworkerset.sigs.k8s.io/name": name}.items()
     services = ((each, mapping(each, "spec", "selector")) for each in others if name_of_table(each) == "Service")
     service = next((each for each, selector in services if selector and selector.items() <= labels), {})
     old, (first, *more) = text(service, "metadata", "name"), list(objects(service, "spec", "ports")) or [{}]
@@ -119,6 +114,7 @@ def _of_workload(manifest: Manifest, others: Sequence[Manifest]) -> list[Engine]
     }
     places = [(kind, manifest, ""), ("Service", service, f"Service {old}: ")]
     engine = _of_platform(manifest, kind, container, merged(pod, {"volumes": volumes}), places=places, **parts)
+    engine.report.dropped += [say("workers")] if {"leaderTemplate", "workerTemplate"} <= group.keys() else []
     if more:
         told = ", ".join(f"{text(each, 'name')} {each.get('port')}".strip() for each in more)
         engine.report.dropped.append(say("service.ports", old=old, ports=told))
@@ -134,41 +130,35 @@ def _of_inference_service(manifest: Manifest, others: Sequence[Manifest]) -> lis
     release = text(runtimes.get(text(model, "runtime")), "metadata", "annotations", "opendatahub.io/runtime-version")  # v0.9.1.0
     base, own = next(objects(runtime, "containers"), {}), model or _container(predictor)
     # KServe merges a container of the predictor with the name of the engine's into it
-    more = named(predictor, text(base, "name"), "containers", key="name") if model and base else {}
+    name = text(base, "name") or text(own, "name") or "kserve-container"
+    more = named(predictor, name, "containers", key="name") if model else {}
     image, version = text(own, "image") or text(base, "image"), text(model, "runtimeVersion")
-    if image and version:  # KServe replaces the tag of the runtime's image
-        image = f"{split_image(image)[0]}:{version}"
-    minimum, maximum, name = integer(predictor, "minReplicas"), integer(predictor, "maxReplicas"), text(manifest, "metadata", "name")
-    container = merged(merged(base, more), {**own, "name": text(base, "name") or text(own, "name")})
+    image = f"{split_image(image)[0]}:{version}" if image and version else image  # KServe replaces the tag of the runtime's image
+    minimum, maximum = integer(predictor, "minReplicas"), integer(predictor, "maxReplicas")
+    container = merged(merged(base, more), {**own, "name": name})
     # the runtime for Hugging Face models has a flag of its own that chooses vLLM
-    words = [word.replace("{{.Name}}", name) for word in _words(container) if not word.startswith("--backend=")]
+    words = [word for word in _words(_filled_in(container, manifest)) if not word.startswith("--backend=")]
     container |= {"image": "" if "huggingfaceserver" in image else image, "command": [], "args": words}
-    table, kind = load_tables()["Pod"], "InferenceService of KServe"
-    inherited = {field: value for field, value in runtime.items() if field in (*table.kept, *table.becomes, *table.parts)}
     location, storage = text(model, "storageUri") or text(named(own, "STORAGE_URI", "env", key="name"), "value"), mapping(model, "storage")
     parts = {
-        "places": [("ServingRuntime", {"spec": runtime}, "ServingRuntime: "), (kind, manifest, "")],
+        "places": [("ServingRuntime", {"spec": runtime}, "ServingRuntime: "), ("InferenceService of KServe", manifest, "")],
         "advice": [say("gateway"), *([say("to-zero")] if minimum == 0 else [])],
         "model": location or (f"{text(storage, 'path')} of the data connection {text(storage, 'key') or 'default'}" if storage else ""),
         "version": version_of_image(image if "huggingfaceserver" in image else f"vllm:{release}") or "",
         "spec": {"replicas": max(1, minimum or 1)},
     }
-    engine = _of_platform(manifest, kind, container, merged(inherited, predictor), **parts)
+    engine = _of_platform(manifest, "InferenceService of KServe", container, merged(runtime, predictor), **parts)
     engine.report.advice += [say("runtime", name=name)] if (name := text(model, "runtime")) and not runtime else []
-    annotations = {**mapping(manifest, "metadata", "annotations"), **mapping(model, "annotations")}
-    told = load_tables()["annotations of KServe"].dropped.items()
-    engine.report.dropped += [f"The annotation {name} ({annotations[name]}): {why}." for name, why in told if name in annotations]
     if maximum is not None and maximum > (minimum or 1):
         engine.report.dropped.append(say("replicas.maximum", maximum=maximum))
-        engine.report.advice.append(say("replicas.autoscaling", maximum=maximum))
     return [engine]
 
 
 def _of_llm_inference_service(manifest: Manifest, _others: Sequence[Manifest]) -> list[Engine]:
     spec, name = mapping(manifest, "spec"), text(manifest, "metadata", "name")
-    container, more = _with_more_arguments(_container(mapping(spec, "template")))
+    container, more = _with_more_arguments(_filled_in(_container(mapping(spec, "template")), manifest))
     own = mapping(manifest, "metadata", "annotations").items()
-    prefixes = load_tables()["annotations of KServe"].kept
+    prefixes = load_tables()["annotations"].kept
     passed_on = {**{name: value for name, value in own if str(name).startswith(prefixes)}, **mapping(spec, "annotations")}
     offloading, traces = _offloading(mapping(spec, "kvCacheOffloading")), text(spec, "tracing", "exporterEndpoint")
     data, local = integer(spec, "parallelism", "data"), integer(spec, "parallelism", "dataLocal")
@@ -183,6 +173,13 @@ def _of_llm_inference_service(manifest: Manifest, _others: Sequence[Manifest]) -
         "adapters": [{"name": text(each, "name"), "uri": text(each, "uri")} for each in objects(spec, "model", "lora", "adapters")],
     }
     return [_of_platform(manifest, "LLMInferenceService of KServe", container, mapping(spec, "template"), **parts)]
+
+
+def _filled_in(container: Manifest, manifest: Manifest) -> dict[str, Any]:
+    """Return the container with the command line in which KServe fills in fields of the object, such as `{{ .Spec.Model.Name }}`."""
+    paths = load_tables()["fields that KServe fills in"].becomes
+    fill = partial(_FIELD.sub, lambda match: text(manifest, *paths.get(match[1], "").split(".")) or match[0])
+    return {**container, **{part: [*map(fill, _listed(container, part))] for part in ("command", "args")}}
 
 
 def _offloading(given: Manifest) -> dict[str, Any] | None:
@@ -201,7 +198,7 @@ def _with_more_arguments(container: Manifest) -> tuple[Manifest, list[str]]:
     if "valueFrom" in variable:
         raise ImportRefusedError(say("additional-args", name=_MORE_ARGUMENTS))
     env = [each for each in objects(container, "env") if each is not variable]
-    return {**container, "env": env}, split_words(_MORE_ARGUMENTS, text(variable, "value"))
+    return {**container, "env": env}, split_words(f"the value of {_MORE_ARGUMENTS}", text(variable, "value"))
 
 
 def _of_llmkube(manifest: Manifest, others: Sequence[Manifest]) -> list[Engine]:
@@ -213,23 +210,12 @@ def _of_llmkube(manifest: Manifest, others: Sequence[Manifest]) -> list[Engine]:
     model = next((each for each in others if text(each, "kind") == "Model" and text(each, "metadata", "name") == wanted), None)
     if model is None:
         raise ImportRefusedError(f"the InferenceService {name} names the Model {wanted}, which is not in the file. Add it to the file")
-    config, gpu = mapping(spec, "vllmConfig"), mapping(model, "spec", "hardware", "gpu")
-    if (vendor := text(gpu, "vendor") or "nvidia") != "nvidia":
-        raise ImportRefusedError(f"the Model {wanted} is for GPUs of {vendor}. The operator supports NVIDIA GPUs only")
-    draft, extra = mapping(config, "speculative"), _listed(spec, "extraArgs")
-    speculates, number = draft.get("enabled") is True and draft.get("model"), draft.get("numSpeculativeTokens")
-    tokens = {"num_speculative_tokens": number} if number else {}
-    flags = {
-        **dict.fromkeys(_NO_FLAGS_OF_LLMKUBE),
-        "kvCacheDtype": text(config, "kvCacheCustomDtype") or config.get("kvCacheDtype"),
-        "maxNumSeqs": None if any(word.startswith("--max-num-seqs") for word in extra) else spec.get("parallelSlots"),
-        # LLMKube passes flags that vLLM no longer has
-        "speculativeConfig": {"model": draft["model"], **tokens} if speculates else None,
-    }
+    gpu, draft = mapping(model, "spec", "hardware", "gpu"), mapping(spec, "vllmConfig", "speculative")
+    off = () if draft.get("enabled") is True and draft.get("model") else ("speculativeConfig",)
     parts = {
         "places": [("InferenceService of LLMKube", manifest, ""), ("Model of LLMKube", model, f"Model {wanted}: ")],
         "advice": [],
-        "flags": flags,
+        "flags": dict.fromkeys(("hfTokenSecretRef", "speculative", "kvCacheCustomDtype", *off)),
         "limits": {text(gpu, "resourceName") or GPU_RESOURCE: integer(spec, "resources", "gpu") or integer(gpu, "count") or 1},
         "spec": {"service": _service(integer(spec, "endpoint", "port"), text(spec, "endpoint", "type"), {})},
     }
@@ -237,20 +223,20 @@ def _of_llmkube(manifest: Manifest, others: Sequence[Manifest]) -> list[Engine]:
 
 
 def _of_stack(values: Manifest, others: Sequence[Manifest]) -> list[Engine]:
-    models = objects(values, "servingEngineSpec", "modelSpec")
-    return [_of_model_spec(each, values, others) for each in models if each.get("enabled") is not False]
+    models = [each for each in objects(values, "servingEngineSpec", "modelSpec") if each.get("enabled") is not False]
+    return [_of_model_spec(each, values, others) for each in models]
 
 
 def _of_model_spec(model: Manifest, values: Manifest, others: Sequence[Manifest]) -> Engine:
     """Return the engine of one model of the production stack. Its settings come before those of all models."""
-    common, config = mapping(values, "servingEngineSpec"), mapping(model, "vllmConfig")
+    common = mapping(values, "servingEngineSpec")
     cache = mapping(model, "lmcacheConfig") if mapping(model, "lmcacheConfig").get("enabled") else {}
     connector = {"kv_connector": "LMCacheConnectorV1", "kv_role": text(cache, "kvRole") or "kv_both"}
     env = [
         *_variable("LMCACHE_LOCAL_CPU", "True" if cache.get("cpuOffloadingBufferSize") else None),
         *_variable("HF_TOKEN", model.get("hf_token")),
         *_variable("VLLM_API_KEY", common.get("vllmApiKey")),
-        *_variable("VLLM_USE_V1", "0" if str(config.get("v0")) == "1" else None),
+        *_variable("VLLM_USE_V1", "0" if str(mapping(model, "vllmConfig").get("v0")) == "1" else None),
     ]
     size, resources, repository = text(model, "shmSize"), mapping(model, "resources"), text(model, "repository")
     container = {
@@ -262,9 +248,10 @@ def _of_model_spec(model: Manifest, values: Manifest, others: Sequence[Manifest]
     is_own = model.get("tolerationsPolicy") == "override" and model.get("tolerations")
     pod: dict[str, Any] = {"volumes": [{"name": "shm", "emptyDir": {"sizeLimit": size}}] if size else []}
     pod |= {"tolerations": [*(() if is_own else objects(common, "tolerations")), *objects(model, "tolerations")]}
-    terms = list(objects(model, "nodeSelectorTerms"))
-    if terms and not (model.get("affinity") or model.get("nodeName")):  # as in the chart, which ignores the terms beside these
-        pod["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+    terms = [] if model.get("affinity") or model.get("nodeName") else model.get("nodeSelectorTerms")  # as in the chart
+    advice = [say("stack.router")] if "routerSpec" in values else []
+    advice += [say("lmcache")] if cache else []
+    advice += [say("adapter.token")] if any(text(each, "adapterSource", "credentials") for each in objects(values, "loraAdapters")) else []
     modes, storage = sequence(model.get("pvcAccessMode")), text(model, "pvcStorage")
     volume = {"size": storage, "storageClassName": text(model, "storageClass") if storage else ""}
     volume |= {"accessMode": modes[0]} if modes and modes[0] != "ReadWriteOnce" else {}
@@ -272,30 +259,26 @@ def _of_model_spec(model: Manifest, values: Manifest, others: Sequence[Manifest]
     parts = {
         "source": f"model {text(model, 'name')} of the production stack",
         "name": text(model, "name"),
-        "advice": [*([say("stack.router")] if "routerSpec" in values else []), *([say("lmcache")] if cache else [])],
+        "advice": advice,
         "flags": {**dict.fromkeys(("v0", "v1", "extraArgs")), "kvTransferConfig": connector if cache else None},
         "limits": {} if resources else {text(model, "requestGPUType") or GPU_RESOURCE: model.get("requestGPU") or 0},
         "adapters": _adapters_of_stack(model, values, others),
         "spec": {"weights": weights} if any(weights.values()) else {},
     }
-    alone = {**values, "servingEngineSpec": {**common, "modelSpec": [{**model, "lmcacheConfig": cache}]}}
+    alone = {**values, "servingEngineSpec": {**common, "modelSpec": [{**model, "lmcacheConfig": cache, "nodeSelectorTerms": terms}]}}
     return _of_platform(alone, "values of the production stack", container, pod, **parts)
 
 
 def _of_vllm_runtime(manifest: Manifest, _others: Sequence[Manifest]) -> list[Engine]:
     """Return the engine of a VLLMRuntime, with the flags that the operator of the production stack adds."""
     spec, config, cache = mapping(manifest, "spec"), mapping(manifest, "spec", "vllmConfig"), mapping(manifest, "spec", "lmCacheConfig")
-    image, resources = mapping(spec, "deploymentConfig", "image"), mapping(spec, "deploymentConfig", "resources")
-    cache = cache if cache.get("enabled") else {}
+    image, cache = mapping(spec, "deploymentConfig", "image"), cache if cache.get("enabled") else {}
     flags: dict[str, Any] = {name: config.get(name) is True for name in ("enableChunkedPrefill", "enablePrefixCaching")}
     flags["kvTransferConfig"] = {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"} if cache else None
     variables = _variable("LMCACHE_LOCAL_CPU", "True" if cache.get("cpuOffloadingBufferSize") else None)
     container = {"image": "/".join(filter(None, (text(image, "registry"), text(image, "name")))), "env": variables}
-    limits, alone = (
-        {text(resources, "gpuType") or GPU_RESOURCE: resources.get("gpu")},
-        {**manifest, "spec": {**spec, "lmCacheConfig": cache}},
-    )
-    return [_of_platform(alone, "VLLMRuntime", container, {}, limits=limits, flags=flags, advice=[say("stack.router")])]
+    alone = {**manifest, "spec": {**spec, "lmCacheConfig": cache}}
+    return [_of_platform(alone, "VLLMRuntime", container, {}, flags=flags, advice=[say("stack.router")])]
 
 
 def _of_storm_service(manifest: Manifest, _others: Sequence[Manifest]) -> list[Engine]:
@@ -314,11 +297,8 @@ def _of_storm_service(manifest: Manifest, _others: Sequence[Manifest]) -> list[E
 
 def _of_dynamo(manifest: Manifest, _others: Sequence[Manifest]) -> list[Engine]:
     """Return an engine for each worker of a DynamoGraphDeployment that runs vLLM, without those that only prefill."""
-    kind, engines, services = (
-        "DynamoGraphDeployment",
-        [],
-        {name: mapping(each) for name, each in mapping(manifest, "spec", "services").items()},
-    )
+    kind, engines = "DynamoGraphDeployment", []
+    services = {name: mapping(each) for name, each in mapping(manifest, "spec", "services").items()}
     services |= {text(each, "name"): _service_of_component(each) for each in objects(manifest, "spec", "components")}
     words = {name: _words(mapping(each, "extraPodSpec", "mainContainer")) for name, each in services.items()}
     workers = [name for name in services if any(_DYNAMO in word for word in words[name])]
@@ -330,9 +310,6 @@ def _of_dynamo(manifest: Manifest, _others: Sequence[Manifest]) -> list[Engine]:
         container = {**main, "name": "main", "image": "", "workingDir": "", "command": []}
         container["args"] = [word.replace(_DYNAMO, "vllm.entrypoints.openai.api_server") for word in words[name]]
         parts: dict[str, Any] = {"part": name if len(served) > 1 else "", "version": version_of_image(text(main, "image")) or ""}
-        parts["limits"] = {
-            GPU_RESOURCE: mapping(each, "resources", "limits").get("gpu") or mapping(each, "resources", "requests").get("gpu")
-        }
         parts["places"] = [(kind, manifest, ""), ("service of Dynamo", each, f"spec.{place}.{name}.")]
         mounted = [(text(mount, "name"), path) for mount in objects(each, "volumeMounts") if (path := text(mount, "mountPoint"))]
         container = merged(container, {"volumeMounts": [{"name": claim, "mountPath": path} for claim, path in mounted]})
@@ -392,8 +369,6 @@ def _of_model_service(values: Manifest, _others: Sequence[Manifest]) -> list[Eng
     """Return the engine of the Pods for decode in values of llm-d's chart, with the flags that the chart adds."""
     decode, model, name = mapping(values, "decode"), mapping(values, "modelArtifacts"), text(values, "modelArtifacts", "name")
     sizes, types = mapping(decode, "parallelism"), mapping(decode, "acceleratorTypes")
-    if (vendor := text(decode, "accelerator", "type") or text(values, "accelerator", "type") or "nvidia") != "nvidia":
-        raise ImportRefusedError(f"the values are for accelerators of the type {vendor}. The operator supports NVIDIA GPUs only")
     container = _container(decode)
     counts = {size: read_integer(sizes.get(size)) or 1 for size in ("tensor", "data")}
     is_own = text(container, "modelCommand") in ("", "custom")
@@ -417,11 +392,14 @@ def _of_platform(manifest: Manifest, kind: str, container: Manifest, pod: Manife
     for name, source, where in given.pop("places", [(kind, manifest, "")]):
         load_tables()[name].place(source, parts)
         report.dropped += load_tables()[name].dropped_from(source, where)
+    if (vendor := text(parts, "engine", "vendor") or "nvidia") != "nvidia":
+        raise ImportRefusedError(f"the GPUs are of the type {vendor}. The operator supports NVIDIA GPUs only")
     flags = words_of_settings(parts["flags"] | given.pop("flags", {}))
     known, token = parts["engine"], mapping(parts["engine"], "token")
-    secret = {"secretName": token.get("name"), "secretKey": token.get("key") or "HF_TOKEN"} if token.get("name") else None
-    env = [*_variable("HF_TOKEN", secret), *({"name": name, "value": str(value)} for name, value in parts["variables"].items())]
-    limits = {name: amount for name, amount in given.pop("limits", {}).items() if amount}
+    secrets = [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"key": "HF_TOKEN", **token}}}] if token.get("name") else []
+    env = [*secrets, *({"name": name, "value": str(value)} for name, value in parts["variables"].items())]
+    counts = {text(known, "gpuType") or GPU_RESOURCE: known.get("gpus"), **given.pop("limits", {})}
+    limits = {name: amount for name, amount in counts.items() if amount}
     whole = merged(merged(parts["container"], container), {"env": env, "resources": {"limits": limits}})
     words = [*_words(whole), *flags, *_listed(parts, "words"), *given.pop("words", ())]
     whole |= {"args": words, "command": []}
@@ -461,20 +439,24 @@ def _variable(name: str, given: Any) -> list[Manifest]:
 
 def _pod_metadata(report: Report, manifest: Manifest, *sources: Manifest, selector: Collection[str] = ()) -> dict[str, dict[str, str]]:
     """Return the labels and annotations of Pods, without labels of `selector`: the old object would count the Pods as its own."""
-    labels, annotations = (
-        {str(name): value for source in sources for name, value in mapping(source, field).items() if isinstance(value, str)}
-        for field in ("labels", "annotations")
-    )
+    labels = {str(name): value for source in sources for name, value in mapping(source, "labels").items()}
+    annotations = {str(name): value for source in sources for name, value in mapping(source, "annotations").items()}
     lost = [*selector, *(name for name in labels if name in SELECTOR_LABELS and name not in selector)]
     if lost:
         report.dropped.append(say("selector", labels=", ".join(lost)))
+    known, tools = load_tables()["annotations"], load_tables()["tools"].ignored
+    told = {name: f"The annotation {name} ({value})" for name, value in annotations.items() if not name.startswith(known.ignored)}
+    report.dropped += [f"{sentence}: {known.dropped[name]}." for name, sentence in told.items() if name in known.dropped]
+    report.unread += [f"{sentence}." for name, sentence in told.items() if name.startswith(tools) and name not in known.dropped]
+    lost += known.dropped
     queues = {name: value for name, value in mapping(manifest, "metadata", "labels").items() if str(name).startswith(QUEUES)}
     kept = {"labels": {**queues, **_without_tools(labels, lost)}, "annotations": _without_tools(annotations, lost)}
     return {field: values for field, values in kept.items() if values}
 
 
 def _without_tools(values: Mapping[str, str], lost: Collection[str] = ()) -> dict[str, str]:
-    return {name: value for name, value in values.items() if name not in lost and not name.startswith(load_tables()["tools"].ignored)}
+    own = {name: value for name, value in values.items() if isinstance(value, str) and name not in lost}
+    return {name: value for name, value in own.items() if not str(name).startswith(load_tables()["tools"].ignored)}
 
 
 def _container(pod: Manifest) -> Manifest:
@@ -500,20 +482,18 @@ def _listed(source: Manifest, name: str) -> list[str]:
 
 
 def _rollout(strategy: Any) -> dict[str, Any]:
-    """Return `spec.rollout` of a strategy, its type or its numbers. Percentages, which are the default, are left to the operator."""
-    if "Recreate" in (strategy, mapping(strategy).get("type")):
+    """Return `spec.rollout` of a strategy of Kubernetes. Percentages, which are the default, are left to the operator."""
+    if text(strategy, "type") == "Recreate":
         return {"strategy": "Recreate"}
-    numbers = {name: integer(mapping(strategy, "rollingUpdate") or strategy, name) for name in ("maxSurge", "maxUnavailable")}
-    return {name: number for name, number in numbers.items() if number is not None}
+    return {name: number for name in ("maxSurge", "maxUnavailable") if (number := integer(strategy, "rollingUpdate", name)) is not None}
 
 
 def _service(port: int | None, kind: str, service: Manifest) -> dict[str, Any]:
     """Return what differs from the defaults of a VLLMDeployment."""
-    annotations = {name: value for name, value in mapping(service, "metadata", "annotations").items() if isinstance(value, str)}
     parts = {
         "port": port if port != 8000 else None,
         "type": kind if kind != "ClusterIP" else "",
-        "annotations": _without_tools(annotations),
+        "annotations": _without_tools(mapping(service, "metadata", "annotations")),
         "loadBalancerClass": text(service, "spec", "loadBalancerClass"),
     }
     return {name: part for name, part in parts.items() if part}

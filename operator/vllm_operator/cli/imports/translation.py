@@ -9,6 +9,7 @@ from typing import Any
 
 from vllm_operator.api.labels import API_VERSION, KIND
 from vllm_operator.api.reading import Manifest, mapping, objects, read_integer, sequence, text
+from vllm_operator.catalog.caches import model_argument
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.notes import say
 from vllm_operator.catalog.versions import VersionTable
@@ -22,19 +23,11 @@ from vllm_operator.text.wording import clean
 
 _MODEL_FLAGS = ("--model", "--model-tag", "--model-id", "--model-dir")
 _NAME_FLAGS = ("--served-model-name", "--model-name")
-_SECRET_FLAGS = ("--api-key", "--hf-token")
-_KEY = ("auth.apiKeySecretRef", "", "a key", "API key")
-_TOKEN = ("model.tokenSecretRef", "token", "its value", "token for the hub")
-_SECRETS = {
-    **dict.fromkeys(("--api-key", "VLLM_API_KEY"), _KEY),
-    **dict.fromkeys(("--hf-token", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_API_TOKEN"), _TOKEN),
-}
-"""Flags and variables with a secret: the field of the spec, the default of the key in its Secret, and two names for the report."""
 _HUB = re.compile(r"[\w.-]+/[\w.-]+")
 _READABLE = re.compile(r"(hf|pvc)://\S+|(s3|gs|az)://[^/\s]+/\S+")
-_STORES = ("s3", "gs", "az")
 _OFFICIAL_IMAGES = ("vllm/vllm-openai", "docker.io/vllm/vllm-openai")
 _KSERVE_MODEL = "/mnt/models"
+_CERTIFICATES = "/var/run/kserve/"
 _FILLED_IN = re.compile(r"\{\{ *-? *[A-Z.]")  # of a Go template: KServe fills in the arguments of an LLMInferenceService
 _DOWNLOAD = re.compile(r"(?:hf|-cli) +download +(?:--?\S+ +)*([\w.-]+/[\w.-]+)|snapshot_download\((?:repo_id *= *)?['\"]([\w.-]+/[\w.-]+)")
 
@@ -50,38 +43,44 @@ class _Translation:
         self.spec: dict[str, Any] = {"model": {}, "engine": {}}
         self.table: VersionTable | None = None
         self.parts = PodParts(engine, catalog.images)
-        self.secrets: dict[str, Manifest] = {}
-        self.known_in_pod: set[str] = set()
+        self.variables = list(objects(engine.container, "env"))
+        references = ((text(each, "name"), mapping(each, "valueFrom", "secretKeyRef")) for each in self.variables)
+        self.secrets = {name: secret for name, secret in references if secret}
+        of_pod = {"fieldRef", "resourceFieldRef"}
+        self.known_in_pod = {text(each, "name") for each in self.variables if mapping(each, "valueFrom").keys() & of_pod}
         self.downloaded: set[str] = set()
         caches = {name for cache in (*catalog.caches.compiled, catalog.caches.weights) for name in cache.written}
         self.known = load_tables()["flags and variables of vLLM"]
+        self.of_secrets = {name for name, field in self.known.becomes.items() if field.endswith("SecretRef")}
         self.dropped = {**self.known.dropped, **dict.fromkeys(caches, say("caches"))}
 
     def result(self) -> Manifest:
         engine = self.engine
         self._version(text(engine.container, "image"))
-        variables = list(objects(engine.container, "env"))
-        references = ((text(each, "name"), mapping(each, "valueFrom", "secretKeyRef")) for each in variables)
-        self.secrets = {name: secret for name, secret in references if secret}
-        of_pod = {"fieldRef", "resourceFieldRef"}
-        self.known_in_pod = {text(each, "name") for each in variables if mapping(each, "valueFrom").keys() & of_pod}
-        values = {text(each, "name"): text(each, "value") for each in variables if "value" in each}
+        values = {"LWS_GROUP_SIZE": str(engine.nodes or 1), "LWS_WORKER_INDEX": "0"}
+        values |= {text(each, "name"): text(each, "value") for each in self.variables if "value" in each}
         words = [str(word) for word in sequence(engine.container.get("args"))]
         line = read_command_line(words, {**values, **{name: f"$({name})" for name in (*self.secrets, *self.known_in_pod)}})
         values |= line.variables
-        variables += [{"name": name, "value": value} for name, value in line.variables.items()]
+        variables = [*self.variables, *({"name": name, "value": value} for name, value in line.variables.items())]
         programs = " ".join((*line.others, str(engine.pod.get("initContainers"))))
         self.downloaded = {match[1] or match[2] for match in _DOWNLOAD.finditer(programs)}
         self.report.dropped += [f"The command in the container's script: {clean(other, 80)}" for other in line.others]
         named = line.model or next(iter(line.values_of(_MODEL_FLAGS)), None)
         self._check_references([*([named] if named else []), *line.values_of(_NAME_FLAGS)])
-        self._model(named, self._served_name(line.values_of(_NAME_FLAGS) or (engine.served_name,)))
+        names = dict.fromkeys(name for name in line.values_of(_NAME_FLAGS) if not _FILLED_IN.search(name))
+        served, *others = names or (engine.served_name,)  # answers contain the first
+        if others:
+            self._put(f"The other {'names' if len(others) > 1 else 'name'} {', '.join(others)} of the model", "model.aliases", others)
+        self._model(named, served)
         if text(self.spec, "model", "uri").startswith("hf://"):
             self.dropped |= dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"), say("offline"))
-        only_for_flags = {value for flag, values in line.flags if flag in _SECRET_FLAGS for value in values}
+        only_for_flags = {value for flag, values in line.flags if flag in self.of_secrets for value in values}
         self._variables([each for each in variables if f"$({text(each, 'name')})" not in only_for_flags])
         self._adapters(engine.adapters)
-        self._adapters(_modules(line.values_of(("--lora-modules",))), all_or_none="adapters" not in self.spec)
+        modules = _modules(line.values_of(("--lora-modules",)))
+        if "adapters" in self.spec or all(self._uri(each["uri"]) for each in modules):  # else their flag stays
+            self._adapters(modules)
         self._flags(line)
         self._devices()
         kept = [each for name in ("args", "env") for each in objects(self.spec, "engine", name)]
@@ -101,6 +100,8 @@ class _Translation:
     def _version(self, image: str) -> None:
         """Write the version and the image: that of the vLLM project is left to the operator, which takes its variant for the driver."""
         engine, versions, report = self.spec["engine"], self.catalog.versions, self.report
+        if "$" in image:
+            raise ImportRefusedError(say("placeholder", image=image))
         if (devices := self.catalog.images.other_devices(image)) is not None:
             raise ImportRefusedError(f"the image {image} is for {devices}. The operator supports NVIDIA GPUs only")
         told, repository = version_of_image(image) or self.engine.version, split_image(image)[0]
@@ -126,7 +127,8 @@ class _Translation:
     def _flags(self, line: CommandLine) -> None:
         args: dict[str, dict[str, Any]] = {}
         for written, values in line.flags:
-            flag, value = self._renamed(written), values[0] if values else ""
+            flag, values = self._renamed(written), tuple(self._moved(written, value) for value in values)
+            value = values[0] if values else ""
             if self.table is not None and flag.startswith("--enable-") and value.lower() in ("true", "false"):
                 flag, values = flag if value.lower() == "true" else flag.replace("--", "--no-", 1), ()
                 self.report.translated.append(f"{written}={value} is {flag}: newer versions of vLLM take no value for it.")
@@ -134,8 +136,10 @@ class _Translation:
                 self.report.translated.append(f"{flag} is spec.adapters.")
             elif any(map(_FILLED_IN.search, values)):
                 self.report.dropped.append(say("template", flag=flag))
+            elif "ssl" in flag and any(_CERTIFICATES in word for _, words in line.flags for word in words):
+                self.report.dropped.append(say("certificates", flag=flag))
             elif flag in (*_MODEL_FLAGS, *_NAME_FLAGS) or self._translate(flag, value, self._secret_of(value)):
-                if len(values) > 1 and flag in _SECRETS:
+                if len(values) > 1 and flag in self.of_secrets:
                     self.report.dropped.append(f"{flag}: the values after the first. A VLLMDeployment has one key, which clients share.")
             elif self._is_known(flag):
                 self._check_references(values)
@@ -147,11 +151,24 @@ class _Translation:
             self.spec["engine"]["args"] = list(args.values())
             self.report.kept.append(f"Flags: {', '.join(args)}.")
 
+    def _moved(self, flag: str, value: str) -> str:
+        """Return a value for this version of vLLM, and in the Pod of the operator, where KServe's path of the model is another."""
+        path, uri, moved = value.removeprefix(_KSERVE_MODEL), text(self.spec, "model", "uri"), value
+        is_in_model = value.startswith(_KSERVE_MODEL) and path[:1] in ("", "/") and flag not in _MODEL_FLAGS
+        if flag == "--limit-mm-per-prompt" and (numbers := re.findall(r"(\w+)=(\d+)", value)):
+            moved = json.dumps({name: int(number) for name, number in numbers})
+        elif is_in_model and uri.startswith("pvc://"):
+            moved = f"{model_argument(uri)}{path}"
+        elif is_in_model:
+            self.report.advice.append(say("model.file", flag=flag, path=value))
+        self.report.translated += [f"{flag} {value} is {moved}."] if moved != value else []
+        return moved
+
     def _variables(self, variables: Sequence[Manifest]) -> None:
         env: dict[str, dict[str, Any]] = {}
         for variable in variables:
             name, secret = text(variable, "name"), mapping(variable, "valueFrom", "secretKeyRef")
-            if name in _SECRETS and not variable.get("value", "valueFrom" in variable):
+            if name in self.of_secrets and not variable.get("value", "valueFrom" in variable):
                 continue
             if not self._translate(name, text(variable, "value"), secret) and name not in ("", "STORAGE_URI") and self._is_known(name):
                 env[name] = {key: variable[key] for key in ("name", "value", "valueFrom") if key in variable}
@@ -161,11 +178,12 @@ class _Translation:
 
     def _translate(self, name: str, value: str, secret: Manifest) -> bool:
         """Translate or drop a flag or variable according to the tables. Return False if it is in none of them."""
-        if name in _SECRETS:
-            self._secret(name, _SECRETS[name], secret)
+        field = self.known.becomes.get(name)
+        if field is not None and name in self.of_secrets:
+            self._secret(name, field, secret)
         elif name in self.dropped:
             self.report.dropped.append(f"{name}: {self.dropped[name]}.")
-        elif (field := self.known.becomes.get(name)) == "parallelism.expert":
+        elif field == "parallelism.expert":
             self._put(name, field, "Enabled")
         elif field is not None and value:
             self._check_references([value])
@@ -189,15 +207,15 @@ class _Translation:
         whole = [name for each in objects(self.engine.container, "envFrom") if (name := text(each, "secretRef", "name"))]
         return self.secrets.get(found[1]) or ({"name": whole[0], "key": found[1]} if len(whole) == 1 else {})
 
-    def _secret(self, source: str, about: tuple[str, str, str, str], secret: Manifest) -> None:
+    def _secret(self, source: str, field: str, secret: Manifest) -> None:
         """Name the Secret of the key for clients or of the token for the hub. A value is not written."""
-        field, default, whose, title = about
-        name, key = text(secret, "name"), text(secret, "key") or default
-        if name:
-            self._put(source, field, {"name": name, **({"key": key} if key else {})})
+        if name := text(secret, "name"):
+            self._put(source, field, {part: value for part in ("name", "key") if (value := text(secret, part))})
+            self.report.advice += [say("optional", name=name, field=field)] if secret.get("optional") else []
         else:
-            self.report.dropped.append(f"{source}: {whose} does not belong in a manifest.")
-            self.report.advice.append(f"Put the {title} into a Secret, and name it in spec.{field}.")
+            self.report.dropped.append(
+                f"{source}: its value does not belong in a manifest. Put it into a Secret, and name that in spec.{field}."
+            )
 
     def _renamed(self, flag: str) -> str:
         """Return the flag, or `--no-enable-x` for a `--disable-x` that this version has only as its opposite."""
@@ -213,41 +231,32 @@ class _Translation:
         table = self.table
         if table is None:
             return True
-        if is_flag := name.startswith("-"):
+        if name.startswith("-"):
             is_known = table.knows_flag(name) or any(flag.startswith(name) for flag in table.flags)
         else:
             is_known = not name.startswith(ENGINE_VARIABLE_PREFIX) or name in UNRECORDED or table.knows_variable(name)
         if not is_known:
-            way = instead_of(name, table.flags if is_flag else table.variables)
-            self.report.dropped.append(f"{name}: vLLM {table.version} does not {'have' if is_flag else 'know'} it.{way}")
+            way = instead_of(name, table.flags if name.startswith("-") else table.variables)
+            self.report.dropped.append(f"{name}: vLLM {table.version} does not know it.{way}")
         return is_known
-
-    def _served_name(self, names: Sequence[str]) -> str:
-        """Return the first name for clients, which answers contain. The others become aliases."""
-        if others := [name for name in dict.fromkeys(names[1:]) if name != names[0]]:
-            self._put(f"The other {'names' if len(others) > 1 else 'name'} {', '.join(others)} of the model", "model.aliases", others)
-        return names[0]
 
     def _model(self, named: str | None, served: str) -> None:
         self.spec["model"] = {**_apart(self.given_model or self._location(named)), **self.spec["model"]}
         location: str = self.spec["model"]["uri"]
         scheme, _, rest = location.partition("://")
-        if scheme in _STORES:
+        if scheme in ("s3", "gs", "az"):
             self.report.advice.append(say("store", location=location))
         if served and served != rest:
             self._put(f"The model's name for clients, {served},", "model.servedName", served)
         elif named and not served and named != rest:
             self._put(f"Clients asked for the model by its path {named}, so it", "model.servedName", named)
 
-    def _adapters(self, given: Sequence[Manifest], *, all_or_none: bool = False) -> None:
-        """Add adapters to the spec, or report them. With `all_or_none`, do nothing if one cannot be added: their flag stays."""
-        found = [(each, text(each, "name"), self._uri(text(each, "uri"))) for each in given]
-        if all_or_none and any(uri is None for _, _, uri in found):
-            return
-        for each, name, uri in found:
+    def _adapters(self, given: Sequence[Manifest]) -> None:
+        """Add adapters to the spec, or report them."""
+        for each in given:
+            name, uri = text(each, "name"), self._uri(text(each, "uri"))
             if uri is None:
-                self.report.dropped.append(f"The adapter {name} at {text(each, 'uri')}: it is neither on the hub nor on a mounted volume.")
-                self.report.advice.append(f"Copy the adapter {name} to a PersistentVolumeClaim, and add it to spec.adapters.")
+                self.report.dropped.append(say("adapter", name=name, place=text(each, "uri")))
             else:
                 self.spec.setdefault("adapters", []).append({**each, **_apart(uri)})
                 self.report.translated.append(f"The adapter {name} is in spec.adapters.")
@@ -319,10 +328,8 @@ def _modules(values: Sequence[str]) -> list[dict[str, Any]]:
     for value in values:
         name, _, path = value.partition("=")
         if value.startswith("{"):
-            module = {}
             with suppress(ValueError):
-                module = json.loads(value)
-            name, path = text(module, "name"), text(module, "path")
+                name, path = (text(json.loads(value), field) for field in ("name", "path"))
         modules.append({"name": name, "uri": path})
     return modules
 

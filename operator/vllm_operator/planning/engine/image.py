@@ -29,8 +29,8 @@ NVLLM_IMAGE = "ghcr.io/navi-ai-lab/nvllm:latest"
 FIRST_CALENDAR_YEAR = 20
 """A major from here on is a year: nvcr.io/nvidia/vllm:25.09-py3."""
 
-_TAG = re.compile(r"^v?\d+\.\d+(\.\d+)?(\.?(post|rc|dev|a|b)\d+)?([-+._].*)?$")
-_NUMBER = re.compile(r"^v?(\d+\.\d+(?:\.\d+)?(?:\.?(?:post|rc|dev|a|b)\d+)?)")
+_TAG = re.compile(r"^v?\d+(\.\d+){1,3}(\.?(post|rc|dev|a|b)\d+)?([-+._].*)?$")
+_NUMBER = re.compile(r"^v?(\d+(?:\.\d+){1,2}(?:\.[1-9]\d*)?(?:\.?(?:post|rc|dev|a|b)\d+)?)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def version_of_image(image: str) -> str | None:
     if tag is None:
         return None
     if product := next((each for each in load_engine_facts().other_products if any(part in path for part in each.images)), None):
-        starts = [start for start in product.versions if re.match(rf"v?{re.escape(start)}(?![0-9A-Za-z])", tag)]
+        starts = [start for start in product.versions if re.match(rf"v?{re.escape(start)}(?![0-9A-Za-z])(?!.*dev)", tag)]
         return _normalize(product.versions[max(starts, key=len)]) if starts else None
     release = parse_release(tag) if "vllm" in path.rpartition("/")[2] and _TAG.match(tag) else None
     if release is None or release[0] >= FIRST_CALENDAR_YEAR:
