@@ -65,7 +65,7 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_POST(self) -> None:
-        """Answer `/v1/completions` with `max_tokens` words, ten a second or as ENGINE_TOKEN_SECONDS says, as a stream or at once."""
+        """Answer `/v1/completions` with `max_tokens` words, ten a second or as `token_seconds` says, as a stream or at once."""
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with _LOCK:
             self.server.answers += 1
@@ -75,7 +75,7 @@ class Handler(BaseHTTPRequestHandler):
             if request.get("stream"):
                 for _ in range(request["max_tokens"]):
                     self.wfile.write(b'data: {"choices": [{"text": "word "}]}\n\n')
-                    time.sleep(float(os.environ.get("ENGINE_TOKEN_SECONDS", "0.1")))
+                    time.sleep(token_seconds())
                 self.wfile.write(b"data: [DONE]\n\n")
             else:
                 self.wfile.write(json.dumps({"choices": [{"text": "word " * request["max_tokens"]}]}).encode())
@@ -128,6 +128,11 @@ def main() -> int:
 
 def served_name() -> str:
     return argument("--served-model-name") or sys.argv[2]
+
+
+def token_seconds() -> float:
+    chosen = os.environ.get(f"ENGINE_TOKEN_SECONDS_{argument('--attention-backend')}")
+    return float(chosen or os.environ.get("ENGINE_TOKEN_SECONDS", "0.1"))
 
 
 def argument(name: str) -> str:
