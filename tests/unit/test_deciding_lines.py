@@ -30,7 +30,8 @@ TRITON = "ImportError: cannot import name 'odd' from 'triton.runtime.jit' ({}tri
 
 def crash_of(error: str, *files: str, before: str = "", given: str = "", engine: str = "", beside: str = "", source: str = "f()") -> Crash:
     arguments = f"(APIServer pid=7) INFO 10-01 10:00:00 [utils.py:253] non-default args: {{'model': '/m/odd'{given}}}\n"
-    lines = ["EngineCore encountered a fatal error.", "Traceback (most recent call last):"]
+    title = "EngineCore encountered a fatal error." if READY in beside else "EngineCore failed to start."
+    lines = [title, "Traceback (most recent call last):"]
     for each in files:
         file, _, function = each.partition(":")
         lines += [f'  File "{file if file.startswith("/") else PACKAGES + file}", line 10, in {function or "call"}', f"    {source}"]

@@ -29,7 +29,8 @@ def crash_of(files: list[str], error: str, *, stage: str = "WeightLoad", given: 
     ]
     frames = [part for file in files for part in (f'  File "{PACKAGES}{file}", line 10, in call', "    x = y()")]
     header = "(EngineCore pid=40) ERROR 10-01 10:01:10 [core.py:1366] "
-    said = ("EngineCore encountered a fatal error.", "Traceback (most recent call last):", *frames, error)
+    title = "EngineCore encountered a fatal error." if stage == "Ready" else "EngineCore failed to start."
+    said = (title, "Traceback (most recent call last):", *frames, error)
     crash = read_pasted("".join((*lines, *(f"{header}{line}\n" for line in said)))).final_state.crash
     assert crash is not None
     return crash
