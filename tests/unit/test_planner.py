@@ -251,6 +251,12 @@ def test_a_flag_is_not_refused_where_the_catalog_cannot_be_sure(engine: dict[str
     assert made(deployment(engine=engine), real_node("gb10")).count == 1
 
 
+@pytest.mark.parametrize("version", ["0.8.5", "0.9.2", "0.10.2"])
+def test_a_version_older_than_the_catalog_gets_only_the_flags_of_the_spec(version: str) -> None:
+    plan = made(deployment(engine={"version": version}, parallelism={"tensor": 2}), real_node("h200"))
+    assert {arg.name for arg in plan.args} <= {"--port", "--served-model-name", "--tensor-parallel-size"}
+
+
 def test_the_beginning_of_several_flags_and_a_field_of_its_json_are_noted_and_not_refused() -> None:
     given = [{"name": "max-num", "value": "4096"}, {"name": "attention-config", "value": '{"no_such": 1}'}]
     notes = made(deployment(engine={"version": "0.20.1", "args": given}), real_node("b200")).notes

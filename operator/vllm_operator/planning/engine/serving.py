@@ -95,7 +95,7 @@ def engine_arguments(
     if aliases:
         names = list(dict.fromkeys((name or spec.model.uri.removeprefix("hf://"), *aliases)))
         args.insert(1, PlannedArgument(name="--served-model-name", values=names, reason="Model names for clients."))
-    return [arg for arg in args if version.table is None or version.table.knows_flag(arg.name)]
+    return [arg for arg in args if (version.table.knows_flag(arg.name) if version.table else arg.name not in (LOAD_FLAG, WATCHDOG_FLAG))]
 
 
 def served_name(model: ModelSpec) -> str | None:
