@@ -644,3 +644,102 @@ def test_youtu_has_the_backends_of_mla() -> None:
 def test_eurobert_has_no_backend_of_a_decoder() -> None:
     encoder = {"quantization_config": None, "architectures": ["EuroBertModel"], "model_type": "eurobert"}
     assert "Attention" not in chosen(plan(LLAMA, "0.33.0", "sm_100", encoder))
+
+
+FLINT = {"quantization_config": None, "architectures": ["FlintForCausalLM"], "model_type": "flint"}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "args", "refused"),
+    [
+        ("sm_75", {}, "Flint requires FlashInfer attention"),
+        ("sm_80", {}, "Flint requires FlashInfer attention"),
+        ("sm_90", {}, "Flint requires FlashInfer attention"),
+        ("sm_120", {"dtype": "float16"}, "bfloat16 only"),
+        ("sm_100", {"kv-cache-dtype": "fp8"}, "bfloat16 only"),
+    ],
+)
+def test_flint_needs_the_sinks_of_flashinfer_and_bfloat16(architecture: str, args: dict[str, str], refused: str) -> None:
+    assert refused in str(plan(LLAMA, "0.33.0", architecture, FLINT, args=args).refusal)
+
+
+@pytest.mark.parametrize("architecture", ["sm_100", "sm_120", "sm_121"])
+def test_flint_is_planned_with_flashinfer(architecture: str) -> None:
+    assert backend(plan(LLAMA, "0.33.0", architecture, FLINT), "Attention") == "FLASHINFER"
+
+
+MISTRAL_SMALL_4 = {
+    "quantization_config": None,
+    "index_topk": None,
+    "architectures": ["Mistral4ForCausalLM"],
+    "model_type": "mistral4",
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+
+
+@pytest.mark.parametrize("version", ["0.29.0", "0.33.0"])
+@pytest.mark.parametrize("args", [{}, {"dtype": "float16"}])
+def test_only_the_head_sizes_of_glm_have_trtllm_for_the_prefill_of_mla(version: str, args: dict[str, str]) -> None:
+    glm = MISTRAL_SMALL_4 | {"qk_nope_head_dim": 192, "v_head_dim": 256, "architectures": ["Glm4MoeLiteForCausalLM"]}
+    assert backend(plan(SPARSE, version, "sm_100", MISTRAL_SMALL_4, args=args), "MLAPrefill") == "FLASH_ATTN"
+    assert backend(plan(SPARSE, version, "sm_100", glm | {"model_type": "glm4_moe_lite"}, args=args), "MLAPrefill") == "TRTLLM_RAGGED"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("Gemma2ForCausalLM", "gemma2"),
+        ("Gemma3ForCausalLM", "gemma3_text"),
+        ("Gemma3ForConditionalGeneration", "gemma3"),
+        ("Gemma3TextModel", "gemma3_text"),
+        ("Glm4ForCausalLM", "glm4"),
+    ],
+)
+@pytest.mark.parametrize("version", ["0.11.0", "0.15.1", "0.33.0"])
+def test_some_models_do_not_start_in_float16(name: str, kind: str, version: str) -> None:
+    changes = {"quantization_config": None, "architectures": [name], "model_type": kind}
+    for given in ("half", "float16"):
+        assert "does not support float16" in str(plan(LLAMA, version, "sm_90", changes, args={"dtype": given}).refusal)
+    assert plan(LLAMA, version, "sm_90", changes, args={"dtype": "bfloat16"}).refusal is None
+
+
+def test_gpt_oss_in_mxfp4_does_not_start_in_float16_and_its_copy_in_bfloat16_does() -> None:
+    gpt_oss = {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_local_experts": 32, "head_dim": 64}
+    published = gpt_oss | {"quantization_config": {"quant_method": "mxfp4"}}
+    assert "bfloat16 only" in str(plan(LLAMA, "0.33.0", "sm_90", published, args={"dtype": "float16"}).refusal)
+    assert plan(LLAMA, "0.33.0", "sm_90", published, args={"dtype": "bfloat16"}).refusal is None
+    assert plan(LLAMA, "0.33.0", "sm_90", gpt_oss | {"quantization_config": None}, args={"dtype": "float16"}).refusal is None
+
+
+@pytest.mark.parametrize(("version", "starts"), [("0.17.1", False), ("0.19.0", False), ("0.19.1", True), ("0.33.0", True)])
+@pytest.mark.parametrize("name", ["Glm4MoeLiteForCausalLM", "GlmMoeDsaForCausalLM"])
+def test_models_of_transformers_5_need_an_image_that_has_it(name: str, version: str, starts: bool) -> None:
+    kind = {"Glm4MoeLiteForCausalLM": "glm4_moe_lite", "GlmMoeDsaForCausalLM": "glm_moe_dsa"}[name]
+    found = plan(SPARSE, version, "sm_90", {"quantization_config": None, "architectures": [name], "model_type": kind})
+    assert (found.refusal is None) is starts
+    assert starts or "Use vLLM 0.20 or newer" in str(found.refusal)
+
+
+def test_heads_of_80_have_flex_attention_in_0_11_0_only() -> None:
+    phi = {"quantization_config": None, "architectures": ["PhiForCausalLM"], "model_type": "phi", "head_dim": 80}
+    for architecture in ("sm_80", "sm_90", "sm_100"):
+        assert backend(plan(LLAMA, "0.11.0", architecture, phi), "Attention") == "FLEX_ATTENTION"
+    assert backend(plan(LLAMA, "0.13.0", "sm_90", phi), "Attention") == "FLASH_ATTN"
+
+
+@pytest.mark.parametrize("given", ["float16", "half", "bfloat16", "auto"])
+def test_attention_is_the_same_in_both_types_with_16_bits(given: str) -> None:
+    paligemma = {"quantization_config": None, "architectures": ["Gemma4ForConditionalGeneration"]}
+    for architecture in ("sm_80", "sm_90", "sm_120"):
+        plain = backend(plan(IMAGES, "0.33.0", architecture, paligemma), "Attention")
+        assert backend(plan(IMAGES, "0.33.0", architecture, paligemma, args={"dtype": given}), "Attention") == plain
+    assert backend(plan(LLAMA, "0.33.0", "sm_120", args={"dtype": given}), "Attention") == "FLASHINFER"
+
+
+def test_flex_attention_of_0_11_0_reads_no_fp8_cache() -> None:
+    refused = str(plan(LLAMA, "0.11.0", "sm_75", {"quantization_config": None}, args={"kv-cache-dtype": "fp8_e5m2"}).refusal)
+    assert "FlexAttention does not read an FP8 KV cache" in refused
+    assert "remove --kv-cache-dtype" in refused.lower()
+    assert plan(LLAMA, "0.11.0", "sm_75", {"quantization_config": None}).refusal is None

@@ -316,7 +316,7 @@ class Questions(Entry):
     image_prefix_models: frozenset[str]
     head_sizes_with_sinks: tuple[int, ...]
     mla_heads: tuple[tuple[int, int, int], ...]
-    attention_flags: frozenset[str]
+    attention_flags: Mapping[str, Mapping[Component, frozenset[str]]]
     own_attention: frozenset[str]
     encoder_models: frozenset[str]
     gemm_blocks_apart: frozenset[str]

@@ -155,7 +155,9 @@ def attention_cases(component: Component, rule_input: RuleInput) -> Sequence[str
     kind, known = Attention(rule_input.attention) if rule_input.attention else None, load_questions()
     if kind is None or attention_component(rule_input) is not component or rule_input.family in known.own_attention:
         return ()
-    if rule_input.distribution != Distribution.VLLM or known.attention_flags & rule_input.arguments.keys() or rule_input.unequal_heads:
+    flags, given_flags = known.attention_flags, rule_input.arguments.items()
+    unasked = any(value not in flags[name].get(component, ()) for name, value in given_flags if name in flags)
+    if rule_input.distribution != Distribution.VLLM or unasked or rule_input.unequal_heads:
         return ()
     given = rule_input.effective_arguments.get(KV_CACHE_FLAG, AUTOMATIC)
     cache = AUTOMATIC if rule_input.model_class in known.cache_types_ignored else given
