@@ -743,3 +743,21 @@ def test_flex_attention_of_0_11_0_reads_no_fp8_cache() -> None:
     assert "FlexAttention does not read an FP8 KV cache" in refused
     assert "remove --kv-cache-dtype" in refused.lower()
     assert plan(LLAMA, "0.11.0", "sm_75", {"quantization_config": None}).refusal is None
+
+
+@pytest.mark.parametrize(
+    ("version", "tensor", "quantized", "starts"),
+    [("0.15.1", 2, True, False), ("0.15.1", 1, True, True), ("0.15.1", 2, False, True), ("0.17.1", 2, True, True)],
+)
+def test_quantized_mamba_layers_with_one_group_are_not_split_until_0_15(version: str, tensor: int, quantized: bool, starts: bool) -> None:
+    granite = {
+        "quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"} if quantized else None,
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        "model_type": "granitemoehybrid",
+        "num_hidden_layers": 4,
+        "layer_types": ["mamba", "mamba", "attention", "mamba"],
+        "mamba_n_groups": 1,
+    }
+    found = plan(LLAMA, version, "sm_90", granite, parallelism={"tensor": tensor})
+    assert (found.refusal is None) is starts
+    assert starts or "quantized Mamba layers" in str(found.refusal)
