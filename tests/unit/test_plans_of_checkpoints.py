@@ -761,3 +761,22 @@ def test_quantized_mamba_layers_with_one_group_are_not_split_until_0_15(version:
     found = plan(LLAMA, version, "sm_90", granite, parallelism={"tensor": tensor})
     assert (found.refusal is None) is starts
     assert starts or "quantized Mamba layers" in str(found.refusal)
+
+
+@pytest.mark.parametrize(
+    ("name", "pipeline", "starts"),
+    [("MiniMaxM1ForCausalLM", 2, False), ("MiniMaxM1ForCausalLM", 1, True), ("BertModel", 2, False), ("LlamaForCausalLM", 2, True)],
+)
+def test_a_class_without_pipelines_is_refused_with_them(name: str, pipeline: int, starts: bool) -> None:
+    changes = {"quantization_config": None, "architectures": [name]}
+    for given in ({"parallelism": {"pipeline": pipeline}}, {"args": {"pipeline-parallel-size": str(pipeline)}}):
+        found = plan(LLAMA, "0.22.1", "sm_90", changes, **given)
+        assert (found.refusal is None) is starts
+        assert starts or f"no pipeline parallelism for this model ({name})" in str(found.refusal)
+
+
+@pytest.mark.parametrize(("architecture", "taken"), [("sm_90", "FLASHINFER_MLA_SPARSE_SM90"), ("sm_100", "FLASHINFER_MLA_SPARSE")])
+def test_sparse_heads_without_positions_have_flashinfer_on_hopper(architecture: str, taken: str) -> None:
+    heads = {"qk_nope_head_dim": 256, "qk_rope_head_dim": 0, "v_head_dim": 256}
+    flash = {"quantization_config": None, "architectures": ["Glm5NextForConditionalGeneration"], "model_type": "glm5_next", **heads}
+    assert backend(plan(SPARSE, "0.31.0", architecture, flash, parallelism={"tensor": 8}), "SparseAttention") == taken

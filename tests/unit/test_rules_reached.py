@@ -198,6 +198,8 @@ OF_FILES = {
     "class-without-adapters-until-0.28",
     "mxfp-needs-bfloat16",
     "models-not-in-float16",
+    "class-without-pipelines",
+    "sparse-engine-hopper-glm-5-next",
     "mamba-groups-until-0.15",
     "kv-cache-0.11.0-older-gpus",
     "class-needs-transformers-5",
