@@ -17,7 +17,7 @@ from typing import Any
 from vllm_operator.api import labels, reading
 from vllm_operator.api.conditions import Change
 from vllm_operator.api.reading import digest
-from vllm_operator.api.resource import LEADER_WORKER_SET_KIND, LOG_OF_GROUPS, is_rolling_out, is_workload, template_field
+from vllm_operator.api.resource import LEADER_WORKER_SET_KIND, LOG_OF_GROUPS, is_rolling_out, is_workload, rolls, template_field
 from vllm_operator.controller.ownership import is_controlled_by, is_created_by_operator, is_of_earlier, may_delete
 from vllm_operator.kube import client as kube
 from vllm_operator.kube import managed_fields
@@ -162,7 +162,7 @@ class Applier:
             if has_replicas and await self._is_autoscaled(child):
                 desired = {**desired, "spec": {key: value for key, value in desired["spec"].items() if key != "replicas"}}
             # A rollout that is changed to Recreate and scaled in one write never goes on: its controller scales one ReplicaSet only (1.35).
-            if has_replicas and is_rolling_out(child) and desired["spec"].get("strategy") == {"type": "Recreate"}:
+            if has_replicas and is_rolling_out(child) and rolls(child) and not rolls(desired):
                 desired = {**desired, "spec": desired["spec"] | {"strategy": child["spec"]["strategy"]}}
             checked = self._checked.get(child["metadata"].get("uid", ""))
         if child is None or checked is None or checked[0] != _mark(desired, child):
