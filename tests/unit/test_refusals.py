@@ -328,7 +328,7 @@ def test_devices_of_others_are_refused(resource: str) -> None:
     [
         ("zai-org/GLM-5", "glm-5"),
         ("zai-org/GLM-5.2-FP8", "glm-5"),
-        ("zai-org/GLM-5.3-Flash", None),
+        ("zai-org/GLM-5.3-Flash", "glm-5-next"),
         ("zai-org/GLM-5-Air", None),
         ("zai-org/GLM-50", None),
         ("zai-org/GLM-4.7-Flash", "glm-4.7-flash"),
