@@ -48,6 +48,8 @@ def without_deep_gemm() -> dict[str, Any]:
         (MLA, "0.19.0", "sm_100", "MLAPrefill", "FLASH_ATTN"),
         (OTHER_MLA, "0.24.0", "sm_100", "MLAPrefill", "FLASH_ATTN"),
         (OTHER_MLA, "0.26.0", "sm_100", "MLAPrefill", "TRTLLM_RAGGED"),
+        (OTHER_MLA, "0.15.0", "sm_100", "MLADecode", "CUTLASS_MLA"),
+        (OTHER_MLA, "0.18.1", "sm_100", "MLADecode", "CUTLASS_MLA"),
         (GEMMA, "0.13.0", "sm_75", "Attention", "TRITON_ATTN"),
         (GEMMA, "0.23.0", "sm_75", "Attention", "TRITON_ATTN"),
         (GEMMA, "0.23.0", "sm_100", "Attention", "FLASHINFER"),
