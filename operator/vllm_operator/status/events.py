@@ -125,7 +125,7 @@ def _stuck(observed: Observation, status: VLLMDeploymentStatus) -> Iterator[Even
     if now is not None and now.reason == Reason.ROLLOUT_HELD and (before is None or before.reason != now.reason):
         yield EventDraft(WARNING, now.reason, now.message, f"held-{observed.resource.metadata.generation}")
     told = (view for view in (*observed.unhealthy, *observed.primer_facts) if now is not None and view.name in now.message)
-    if now is None or now.reason not in _STUCK or (worst := next(told, None)) is None:
+    if now is None or now.reason not in _STUCK or (worst := next(told, next(iter(observed.unhealthy), None))) is None:
         return
     if before is None or before.reason != now.reason or worst.name not in before.message:
         series = f"{now.reason}-{worst.uid}"
