@@ -161,7 +161,7 @@ class Applier:
             has_replicas = is_workload(desired) and desired["spec"].get("replicas") is not None
             if has_replicas and await self._is_autoscaled(child):
                 desired = {**desired, "spec": {key: value for key, value in desired["spec"].items() if key != "replicas"}}
-            # A rollout that is changed to Recreate and scaled in one write never goes on: its controller scales one ReplicaSet only (1.35).
+            # Changed to Recreate and scaled in one write, a rollout never goes on: Kubernetes 1.35 then scales no more than one ReplicaSet.
             if has_replicas and is_rolling_out(child) and rolls(child) and not rolls(desired):
                 desired = {**desired, "spec": desired["spec"] | {"strategy": child["spec"]["strategy"]}}
             checked = self._checked.get(child["metadata"].get("uid", ""))

@@ -146,6 +146,8 @@ TWO_TABLES = ("gemma3", "gemma4", "laguna")  # models whose layers with a window
 WITH_SECTIONS = ("qwen2vl", "qwen25vl", "qwen25omni", "qwen3vl", "qwen3omni", "qwen35")
 """Models whose positions have a time, a height and a width (`mrope_section`), for files without this key."""
 UNGATED = ("opt", "gpt2", "gptneox", "falcon", "starcoder2")  # models whose MLP has two matrices instead of three
+UNFOLDED = ("minicpm3",)
+"""Values of `model_type` with the sizes of MLA whose keys and values vLLM caches for each head (models/minicpm3.py, 0.33.0)."""
 BY_FOUR, BY_MANY = 4, 128
 DEFAULT_STREAMS, DEFAULT_WINDOW = 4, 128
 """DeepSeek V4: tokens that a layer compresses into one, and defaults."""
@@ -167,7 +169,7 @@ class ModelConfig:
         self.hidden = self.size("hidden_size", "n_embd", "d_model")
         self.heads = self.size("num_attention_heads", "n_head")
         self.kv_heads = self.size("num_key_value_heads") or self.heads
-        self.latent = 0 if self.text.get("model_type") == "minicpm3" else self.size("kv_lora_rank")  # its cache is that of heads
+        self.latent = 0 if self.text.get("model_type") in UNFOLDED else self.size("kv_lora_rank")
         whole = self.size("qk_nope_head_dim") + self.size("qk_rope_head_dim") if not self.latent else 0
         self.head_dim = self.size("head_dim") or whole or (self.hidden // self.heads if self.heads else 0)
         self.experts = self.size(*EXPERT_KEYS)

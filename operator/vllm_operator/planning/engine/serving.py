@@ -88,14 +88,14 @@ def engine_arguments(
         (parallel.data > 1, "--data-parallel-size", str(parallel.data), "From spec.parallelism.data."),
         (length is not None, "--max-model-len", str(length), SHORTENED if shortened else WANTED),
         (parallel.expert, "--enable-expert-parallel", None, CHOSEN if chosen else "From spec.parallelism.expert."),
-        (True, LOAD_FLAG, None, "Shows requests that do not reach an engine that hangs."),
-        (True, WATCHDOG_FLAG, WATCHDOG_CONFIG, "Writes the stacks of an engine that hangs."),
+        (version.table is not None, LOAD_FLAG, None, "Shows requests that do not reach an engine that hangs."),
+        (version.table is not None, WATCHDOG_FLAG, WATCHDOG_CONFIG, "Writes the stacks of an engine that hangs."),
     )
     args = [PlannedArgument(name=flag, value=value, reason=reason) for is_set, flag, value, reason in wanted if is_set]
     if aliases:
         names = list(dict.fromkeys((name or spec.model.uri.removeprefix("hf://"), *aliases)))
         args.insert(1, PlannedArgument(name="--served-model-name", values=names, reason="Model names for clients."))
-    return [arg for arg in args if (version.table.knows_flag(arg.name) if version.table else arg.name not in (LOAD_FLAG, WATCHDOG_FLAG))]
+    return [arg for arg in args if version.table is None or version.table.knows_flag(arg.name)]
 
 
 def served_name(model: ModelSpec) -> str | None:
